@@ -1,0 +1,1 @@
+"""One file a subcommand of headrace; alone may import every room, and only when it runs."""

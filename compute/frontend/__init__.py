@@ -1,0 +1,1 @@
+"""Prompts and text without torch: tokenizer, token map and stop strings."""

@@ -1,0 +1,1 @@
+"""The model of the checkpoint, module by module, in plain torch."""

@@ -1,0 +1,1 @@
+"""The expert daemon: it owns the shards' expert bytes, the arena and every read of them."""

@@ -1,0 +1,1 @@
+"""The block formats that weights and activations are stored in."""

@@ -1,0 +1,1 @@
+"""Each operator in plain float32 torch, reading like its formula."""

@@ -1,0 +1,1 @@
+"""The layout of the shared memory and the handing over of its descriptor."""

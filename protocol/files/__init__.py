@@ -1,0 +1,1 @@
+"""Readers for the files of a checkpoint: config, safetensors headers, slice map."""

@@ -1,0 +1,1 @@
+"""The messages between the processes, their codec, and the client library."""

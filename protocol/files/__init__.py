@@ -1,1 +1,1 @@
-"""Readers for the files of a checkpoint: config, safetensors headers, slice map."""
+"""The model's files: config, safetensors headers, tensor names, the slice map and the fingerprint."""

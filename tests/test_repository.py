@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = {".py", ".toml", ".md", ".txt", ".cfg", ".in", ""}
+# Written in halves, so that this file does not hold what it looks for.
+REGISTRY_HOSTS = (
+    "pypi" + ".org",
+    "python" + "hosted",
+    "download.py" + "torch",
+    "index-url " + "http",
+)
+
+
+def make_plan(target: str) -> list[str]:
+    """The commands that `make target` would run, set-up left out."""
+    command = ["make", "--dry-run", "--no-print-directory", "--old-file=.venv/.ready", target]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [line for line in done.stdout.splitlines() if line.startswith(".venv/bin/")]
+
+
+def test_check_in_runs_what_make_test_runs():
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
+    assert commands == ["exec make test"]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+def test_make_test_checks_format_rules_types_contracts_and_tests():
+    plan = [line.removeprefix(".venv/bin/").strip() for line in make_plan("test")]
+    assert plan == [
+        "ruff format --check .",
+        "ruff check .",
+        "mypy",
+        "lint-imports --no-logo",
+        "pytest",
+    ]
+
+
+def test_no_file_names_a_package_registry():
+    tops = [".ci", "bench", "compute", "deploy", "demo", "expert_daemon", "kernels", "protocol"]
+    files = [path for top in [*tops, "tests"] for path in (ROOT / top).rglob("*")]
+    files += [path for path in ROOT.iterdir() if path.is_file()]
+    for path in files:
+        if path.is_file() and path.suffix in TEXT and "__pycache__" not in path.parts:
+            text = path.read_text()
+            assert [host for host in REGISTRY_HOSTS if host in text] == [], path
+
+
+def test_torch_is_no_cuda_build_where_no_gpu_is():
+    torch = pytest.importorskip("torch")
+    smi = shutil.which("nvidia-smi")
+    if smi and subprocess.run([smi, "-L"], capture_output=True, check=False).returncode == 0:
+        pytest.skip("this machine has a GPU")
+    assert torch.version.cuda is None, (
+        f"torch {torch.__version__} is a CUDA build of several gigabytes on a machine without an "
+        "NVIDIA GPU: `make clean`, then `make test`, which asks for torch==2.13.0, or "
+        "`make TORCH_INDEX=URL` with an index of CPU builds"
+    )

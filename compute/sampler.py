@@ -1,0 +1,119 @@
+"""Chooses the next id: a pure function of (seed, position, logits).
+
+Invariants: the same three give the same id on any machine and in any order of calls; among equal
+logits the lower id comes first; nothing is kept between calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import ConfigError, ShardError
+
+Float32s = NDArray[np.float32]
+Float64s = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+_FIRST_TRY = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How ids are chosen. Filters act in this order: temperature, top_k, top_p, min_p."""
+
+    temperature: float = 1.0  # 0: greedy, the other three are then without effect
+    top_p: float = 1.0  # keep the likeliest ids until their sum reaches this; 1: all
+    top_k: int = 0  # keep at most so many ids; 0: all
+    min_p: float = 0.0  # drop ids below this share of the likeliest one's probability
+    seed: int = 0  # 0 .. 2**64 - 1
+    top_logprobs: int = 0  # likeliest ids to report beside the chosen one
+
+    def __post_init__(self) -> None:
+        ranges = (
+            ("temperature", self.temperature, 0, 100),
+            ("top_p", self.top_p, 1e-9, 1),
+            ("top_k", self.top_k, 0, 2**31),
+            ("min_p", self.min_p, 0, 1),
+            ("seed", self.seed, 0, 2**64 - 1),
+            ("top_logprobs", self.top_logprobs, 0, 100),
+        )
+        for name, value, least, most in ranges:
+            if not least <= value <= most:
+                raise ConfigError(f"{name} is {value}, wanted {least} to {most}")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One chosen id, with log-probabilities of the model's own distribution where asked."""
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()  # (id, log-probability), likeliest first
+
+
+def choose(
+    logits: Float32s, position: int, sampling: Sampling, *, logprobs: bool = False
+) -> Choice:
+    """Return the id at `position` (the number of ids before it).
+
+    logits     [vocab] f32
+    logprobs   also report the natural logarithm of the softmax of the plain logits: no
+               temperature, no filter
+
+    Raises ShardError when a logit is NaN: only damaged weights lead there.
+    """
+    best = int(logits.argmax())  # the first of equals; NaN counts as the largest
+    if np.isnan(logits[best]):
+        raise ShardError(f"position {position}: the logit of id {best} is NaN; check the weights")
+    chosen = best if sampling.temperature == 0 else _draw(logits, position, sampling)
+    if not logprobs:
+        return Choice(chosen)
+    wide = logits.astype(np.float64)
+    wide -= wide[best]
+    wide -= np.log(np.exp(wide).sum())
+    top = _descending(logits, sampling.top_logprobs) if sampling.top_logprobs else ()
+    return Choice(chosen, float(wide[chosen]), tuple((int(k), float(wide[k])) for k in top))
+
+
+def _draw(logits: Float32s, position: int, sampling: Sampling) -> int:
+    weights = np.exp((logits.astype(np.float64) - float(logits.max())) / sampling.temperature)
+    ids = _kept(logits, weights, sampling)
+    sums = weights[ids].cumsum()
+    point = _uniform(sampling.seed, position) * sums[-1]
+    return int(ids[min(int(np.searchsorted(sums, point, side="right")), len(ids) - 1)])
+
+
+def _kept(logits: Float32s, weights: Float64s, sampling: Sampling) -> Ids:
+    """Ids that pass the filters, likeliest first; without a filter all of them, ascending."""
+    if sampling.top_k == 0 and sampling.top_p == 1:
+        return np.flatnonzero(weights >= sampling.min_p)
+    n_ids = min(sampling.top_k or len(logits), len(logits))
+    total = float(weights.sum()) if sampling.top_k == 0 else None
+    n_tried = n_ids if total is None else min(_FIRST_TRY, n_ids)
+    while True:  # sorting the few likeliest ids is enough, as a rule
+        ids = _descending(logits, n_tried)
+        sums = weights[ids].cumsum()
+        wanted = sampling.top_p * (float(sums[-1]) if total is None else total)
+        if sampling.top_p == 1 or sums[-1] >= wanted or n_tried == n_ids:
+            break
+        n_tried = min(8 * n_tried, n_ids)
+    n_kept = len(ids) if sampling.top_p == 1 else int(np.searchsorted(sums, wanted)) + 1
+    return ids[:n_kept][weights[ids[:n_kept]] >= sampling.min_p]
+
+
+def _descending(logits: Float32s, n: int) -> Ids:
+    """Ids of the `n` largest logits, largest first, the lower id first among equals."""
+    if n >= len(logits):
+        return np.argsort(-logits, kind="stable")
+    least = np.partition(logits, len(logits) - n)[len(logits) - n]
+    ids = np.flatnonzero(logits >= least)
+    return ids[np.argsort(-logits[ids], kind="stable")][:n]
+
+
+def _uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that belongs to (seed, position): Philox with the position as counter."""
+    word = int(np.random.Philox(key=seed, counter=position << 64).random_raw())
+    return (word >> 11) * 2.0**-53

@@ -1,1 +1,1 @@
-"""The layout of the shared memory and the handing over of its descriptor."""
+"""The shared memory that holds the experts: its layout, and how its descriptor changes hands."""

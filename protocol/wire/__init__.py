@@ -1,1 +1,1 @@
-"""The messages between the processes, their codec, and the client library."""
+"""Messages between processes, their encoding and the public client."""

@@ -1,1 +1,1 @@
-"""The model's files: config, safetensors headers, tensor names, the slice map and the fingerprint."""
+"""The model's files: config, safetensors headers, tensor names, slice map, fingerprint."""

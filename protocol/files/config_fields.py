@@ -5,11 +5,11 @@ Every method names the field, what was found and what was wanted in a ConfigErro
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from itertools import pairwise
+from typing import Any, TypeGuard
 
-from ..errors import ConfigError
+from protocol.errors import ConfigError
 
 _MISSING = object()
 
@@ -25,46 +25,45 @@ class ConfigFields:
             raise ConfigError(f"{where}: {name} is {_shown(raw)}, wanted a JSON object")
         self.raw: Mapping[str, Any] = raw
 
-    def refuse(self, name: str, wanted: str) -> NoReturn:
-        """Raise the ConfigError for a field whose value is not `wanted`."""
+    def refusal(self, name: str, wanted: str) -> ConfigError:
+        """Return the error for a field whose value is not `wanted`."""
         found = self.raw.get(name, _MISSING)
         state = "is missing" if found is _MISSING else f"is {_shown(found)}"
-        raise ConfigError(f"{self.where}: {self.prefix}{name} {state}, wanted {wanted}")
+        return ConfigError(f"{self.where}: {self.prefix}{name} {state}, wanted {wanted}")
 
     def inner(self, name: str) -> ConfigFields:
         """Return the object under `name`."""
         if name not in self.raw:
-            self.refuse(name, "a JSON object")
+            raise self.refusal(name, "a JSON object")
         return ConfigFields(self.raw[name], self.where, f"{self.prefix}{name}.")
 
     def integer(self, name: str, low: int, high: int, *, multiple: int = 1) -> int:
         """Return an integer of low..high; a boolean or a float is none."""
         value = self.raw.get(name)
         if _is_int(value) and low <= value <= high and value % multiple == 0:
-            return int(value)
+            return value
         of = f" that {multiple} divides" if multiple > 1 else ""
-        self.refuse(name, f"an integer from {low} to {high}{of}")
+        raise self.refusal(name, f"an integer from {low} to {high}{of}")
 
     def number(self, name: str, low: float, high: float) -> float:
         """Return a finite number of low..high as a float; a boolean is none."""
         value = self.raw.get(name)
-        if isinstance(value, float) or _is_int(value):
-            if low <= value <= high and math.isfinite(value):
-                return float(value)
-        self.refuse(name, f"a number from {low:g} to {high:g}")
+        if (isinstance(value, float) or _is_int(value)) and low <= value <= high:
+            return float(value)
+        raise self.refusal(name, f"a number from {low:g} to {high:g}")
 
     def integers(self, name: str, low: int, high: int) -> tuple[int, ...]:
         """Return a list of integers, each of low..high."""
         value = self.raw.get(name)
         if isinstance(value, list) and all(_is_int(item) and low <= item <= high for item in value):
             return tuple(value)
-        self.refuse(name, f"a list of integers from {low} to {high}")
+        raise self.refusal(name, f"a list of integers from {low} to {high}")
 
     def ascending(self, name: str, low: int, high: int) -> tuple[int, ...]:
         """Return a strictly ascending list of integers, each of low..high."""
         value = self.integers(name, low, high)
-        if any(left >= right for left, right in zip(value, value[1:], strict=False)):
-            self.refuse(name, "a strictly ascending list")
+        if any(left >= right for left, right in pairwise(value)):
+            raise self.refusal(name, "a strictly ascending list")
         return value
 
     def fixed(self, name: str, wanted: object, *, optional: bool = False) -> None:
@@ -72,18 +71,20 @@ class ConfigFields:
         if optional and self.raw.get(name, None) is None:
             return
         value = self.raw.get(name, _MISSING)
-        same_type = isinstance(value, bool) == isinstance(wanted, bool)
+        same_type = type(value) is type(wanted) or (isinstance(wanted, float) and _is_int(value))
         if not same_type or value != wanted:
-            self.refuse(name, _shown(wanted))
+            raise self.refusal(name, _shown(wanted))
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _shown(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
     text = ascii(value)

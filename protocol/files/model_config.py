@@ -11,16 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from protocol.errors import ConfigError
+
+from .block_sizes import TILE
 from .config_fields import ConfigFields
+from .config_groups import (
+    attention_fields,
+    check_kind,
+    engram_fields,
+    rope_fields,
+    stream_fields,
+)
+from .config_rules import check_rules
 from .strict_json import JsonError, parse_strict
 
 CONFIG_NAME = "config.json"
-MODEL_TYPE = "deepseek_v41"
-TEXT_MODEL_TYPE = "deepseek_v41_text"
-ARCHITECTURE = "DeepseekV41ForCausalLM"
-TILE = 32  # fp8 scale tile edge, fp4 and activation group, Engram scale group
-LATENT_GROUP = 16  # fp4 group of a compressed row
 CONFIG_BYTES_MAX = 1 << 24
 
 
@@ -142,19 +147,36 @@ def read_config_json(directory: Path) -> dict[str, Any]:
 
 def parse_model_config(raw: dict[str, Any], where: str) -> ModelConfig:
     """Return the checked config of parsed JSON; `where` names it in a ConfigError."""
-    from .config_rules import check_rules
-
     root = ConfigFields(raw, where)
-    _check_kind(root)
+    check_kind(root)
     config = _read_fields(root, root.inner("text_config"))
     check_rules(config, where)
     return config
 
 
-def _check_kind(root: ConfigFields) -> None:
-    """Refuse another architecture and every switch whose other positions are not built."""
-    raise NotImplementedError
-
-
 def _read_fields(root: ConfigFields, text: ConfigFields) -> ModelConfig:
-    raise NotImplementedError
+    n_layers = text.integer("num_hidden_layers", 1, 1024)
+    n_experts = text.integer("n_routed_experts", 1, 4096)
+    vocab = text.integer("vocab_size", 1, 1 << 24)
+    drafts = text.integer("num_nextn_predict_layers", 0, 64)
+    return ModelConfig(
+        vocab_size=vocab,
+        n_layers=n_layers,
+        n_experts=n_experts,
+        n_draft_stages=drafts,
+        top_k=text.integer("num_experts_per_tok", 1, min(n_experts, 64)),
+        n_shared_experts=text.integer("n_shared_experts", 1, 1),
+        expert_width=text.integer("moe_intermediate_size", TILE, 1 << 17, multiple=TILE),
+        routed_scale=text.number("routed_scaling_factor", 1e-6, 1e6),
+        swiglu_limit=text.number("swiglu_limit", 1e-6, 1e6),
+        max_positions=text.integer("max_position_embeddings", 1, 1 << 31),
+        norm_eps=text.number("rms_norm_eps", 1e-37, 1e-2),
+        bos_id=root.integer("bos_token_id", 0, vocab - 1),
+        eos_id=root.integer("eos_token_id", 0, vocab - 1),
+        pad_id=root.integer("pad_token_id", 0, vocab - 1),
+        image_id=root.integer("image_token_id", 0, vocab - 1),
+        **attention_fields(text, n_layers, drafts),
+        **rope_fields(text),
+        **stream_fields(text),
+        **engram_fields(text, n_layers, vocab),
+    )

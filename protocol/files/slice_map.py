@@ -1,8 +1,8 @@
 """Where each expert's bytes lie in the shards, and where they go in a slot.
 
-The slot image is the same for every source of weights: the pieces in the order of PIECES, each at a multiple
-of PIECE_ALIGN bytes, the whole a multiple of SLOT_ALIGN. A slot's checksum is the xxh3_64 of its pieces' bytes
-in that order, without padding. gate = w1, up = w3, down = w2.
+The slot image is the same for every source of weights: the pieces in the order of PIECES, each at a
+multiple of PIECE_ALIGN bytes, the whole a multiple of SLOT_ALIGN. A slot's checksum is the xxh3_64
+of its pieces' bytes in that order, without padding. gate = w1, up = w3, down = w2.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SlotImage:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One piece of one expert: `n_bytes` at `offset` of the shard go to `slot_offset` of the slot."""
+    """One piece of one expert: bytes at `offset` of the shard go to `slot_offset` of a slot."""
 
     shard: Shard
     offset: int
@@ -58,7 +58,7 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class EngramTable:
-    """One Engram table: row r has `value_bytes` at values.offset + r * value_bytes, scales alike."""
+    """One Engram table: row r lies at values.offset + r * value_bytes, its scales alike."""
 
     index: int
     layer: int

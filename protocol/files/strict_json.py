@@ -1,4 +1,4 @@
-"""JSON that comes from a file nobody has checked: one reading for config, index and shard headers."""
+"""JSON from a file that nobody has checked: config, index and shard headers."""
 
 from __future__ import annotations
 

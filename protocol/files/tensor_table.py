@@ -1,7 +1,7 @@
 """The tensors that a DeepSeek-V4.1 text model consists of: name, dtype, shape, kind.
 
-Source: model specification, section 6. Tensors of vision tower, aligner, draft stages and the image bias are
-skipped (`is_skipped`); everything else in a checkpoint has to stand here.
+Source: model specification, section 6. Tensors of the vision tower, the aligner, the draft stages and
+the image bias are skipped (`is_skipped`); everything else in a checkpoint has to stand here.
 """
 
 from __future__ import annotations

@@ -1,0 +1,240 @@
+"""The expert daemon's settings: one frozen dataclass, read once by `__main__` and handed down.
+
+Precedence: flags, then the environment (`HEADRACE_ARENA` for `--arena`, and so on), then the TOML
+file named by `--config`, then the defaults. An unknown TOML key or a value out of range is a
+ConfigError that names where it stood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "HEADRACE_"
+POLICIES = ("lfu-da", "lru")
+READ_MODES = ("direct", "buffered")
+MAX_READ_THREADS = 64
+MAX_SOCKET_PATH_BYTES = 100
+SOCKET_NAMES = ("expertd.lock", "expertd.sock", "arena.sock")
+
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonConfig:
+    """What the daemon was told; sizes in bytes, directories not yet created."""
+
+    model: str  # checkpoint directory, or `demo` for the packaged one
+    runtime_dir: Path  # sockets and the lock
+    state_dir: Path  # what outlives a machine's restart
+    arena_bytes: int = 0  # hard cap on the arena as populated; 0: all experts, at most half of RAM
+    arena_max_bytes: int = 0  # largest size that the arena may ever have; 0: arena_bytes
+    read_threads: int = 8  # demand readers
+    read_mode: str = "direct"  # "direct" (O_DIRECT) or "buffered"
+    policy: str = "lfu-da"  # which slot is evicted first
+    batch: int = 1  # tokens decoded at once, for the smallest legal arena
+    allowed_uids: tuple[int, ...] = ()  # further user ids that may attach, beside our own
+
+    @property
+    def lock_path(self) -> Path:
+        """The exclusive lock's file."""
+        return self.runtime_dir / SOCKET_NAMES[0]
+
+    @property
+    def socket_path(self) -> Path:
+        """The ZeroMQ ipc socket's path."""
+        return self.runtime_dir / SOCKET_NAMES[1]
+
+    @property
+    def descriptor_path(self) -> Path:
+        """The descriptor socket's path."""
+        return self.runtime_dir / SOCKET_NAMES[2]
+
+
+def parse_size(value: object, where: str) -> int:
+    """Return the bytes that `value` means: 4096, "4096", "1.5GiB", "96 GiB", "2MB".
+
+    Raises ConfigError naming `where`.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2].lower() not in _UNITS:
+        raise ConfigError(f'{where}: {value!r} is not a size such as "96GiB" or 4096')
+    size = float(match[1]) * _UNITS[match[2].lower()] if "." in match[1] else None
+    return int(size) if size is not None else int(match[1]) * _UNITS[match[2].lower()]
+
+
+def load_config(arguments: Sequence[str], environment: Mapping[str, str]) -> DaemonConfig:
+    """Return the settings of one daemon from its flags, its environment and its TOML file.
+
+    Raises ConfigError; `--help` and a malformed flag end the process as argparse does.
+    """
+    flags = {k: v for k, v in vars(_parser().parse_args(arguments)).items() if v is not None}
+    file = flags.pop("config", None) or environment.get(ENVIRONMENT_PREFIX + "CONFIG")
+    values: dict[str, tuple[Any, str]] = {}
+    if file is not None:
+        values |= _toml_values(Path(file))
+    for name in _OPTIONS:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if environment.get(variable):
+            values[name] = (environment[variable], variable)
+        if name in flags:
+            values[name] = (flags[name], "--" + name.replace("_", "-"))
+    return _checked(values, environment)
+
+
+_OPTIONS = {
+    "model": "checkpoint directory, or `demo` for the packaged demo model",
+    "arena": 'cap on the shared memory, such as "96GiB" (default: all experts, at most half of RAM)',
+    "arena_max": "largest size that the arena may ever be resized to (default: --arena)",
+    "runtime_dir": "sockets and lock (default: /run/headrace or $XDG_RUNTIME_DIR/headrace)",
+    "state_dir": "what outlives a restart of the machine (default: $XDG_STATE_HOME/headrace)",
+    "read_threads": "threads that read experts (default: 8)",
+    "read_mode": "direct or buffered (default: direct)",
+    "policy": "which expert is evicted first: lfu-da or lru (default: lfu-da)",
+    "batch": "tokens decoded at once, for the smallest legal arena (default: 1)",
+    "allowed_uids": "further user ids that may attach, separated by commas",
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m expert_daemon",
+        description="Keep experts of a mixture-of-experts model in shared memory, read on demand.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE.toml", help="settings; flags win over it")
+    for name, text in _OPTIONS.items():
+        metavar = {"arena": "SIZE", "arena_max": "SIZE", "read_threads": "N", "batch": "N"}
+        parser.add_argument(
+            "--" + name.replace("_", "-"),
+            metavar=metavar.get(name, "DIR" if name.endswith("_dir") else name.upper()),
+            help=text,
+        )
+    return parser
+
+
+def _toml_values(path: Path) -> dict[str, tuple[Any, str]]:
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from error
+    unknown = sorted(set(raw) - set(_OPTIONS))
+    if unknown:
+        known = ", ".join(_OPTIONS)
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; known are {known}")
+    return {name: (value, f"{path}: {name}") for name, value in raw.items()}
+
+
+def _checked(
+    values: Mapping[str, tuple[Any, str]], environment: Mapping[str, str]
+) -> DaemonConfig:
+    built: dict[str, Any] = {}
+    for name, (value, where) in values.items():
+        field = name + "_bytes" if name in ("arena", "arena_max") else name
+        built[field] = _CONVERTERS[name](value, where)
+    if "model" not in built:
+        raise ConfigError("no model given: --model DIR, HEADRACE_MODEL or `model` in the TOML file")
+    built.setdefault("runtime_dir", default_runtime_dir(environment))
+    built.setdefault("state_dir", default_state_dir(environment))
+    config = DaemonConfig(**built)
+    if config.arena_max_bytes and config.arena_max_bytes < config.arena_bytes:
+        raise ConfigError(
+            f"--arena-max is {config.arena_max_bytes} bytes, less than --arena: {config.arena_bytes}"
+        )
+    _check_paths(config)
+    return config
+
+
+def _check_paths(config: DaemonConfig) -> None:
+    for path in (config.lock_path, config.socket_path, config.descriptor_path):
+        n_bytes = len(os.fsencode(path))
+        if n_bytes > MAX_SOCKET_PATH_BYTES:
+            raise ConfigError(
+                f"runtime directory: {path} has {n_bytes} bytes, a socket's path may have "
+                f"{MAX_SOCKET_PATH_BYTES}; choose a shorter --runtime-dir"
+            )
+
+
+def default_runtime_dir(environment: Mapping[str, str]) -> Path:
+    """Return /run/headrace where that is ours and writable, else $XDG_RUNTIME_DIR/headrace.
+
+    Raises ConfigError when neither exists: a shared temporary directory is never used.
+    """
+    system = Path("/run/headrace")
+    try:
+        if system.stat().st_uid == os.getuid() and os.access(system, os.W_OK | os.X_OK):
+            return system
+    except OSError:
+        pass
+    if environment.get("XDG_RUNTIME_DIR"):
+        return Path(environment["XDG_RUNTIME_DIR"]) / "headrace"
+    raise ConfigError("no runtime directory: /run/headrace is not ours, XDG_RUNTIME_DIR is not set;"
+                      " give --runtime-dir")
+
+
+def default_state_dir(environment: Mapping[str, str]) -> Path:
+    """Return $STATE_DIRECTORY, else $XDG_STATE_HOME/headrace, else ~/.local/state/headrace."""
+    if environment.get("STATE_DIRECTORY"):
+        return Path(environment["STATE_DIRECTORY"].split(":")[0])
+    if environment.get("XDG_STATE_HOME"):
+        return Path(environment["XDG_STATE_HOME"]) / "headrace"
+    return Path.home() / ".local" / "state" / "headrace"
+
+
+def _directory(value: object, where: str) -> Path:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ConfigError(f"{where}: {value!r} is not a directory's name")
+    return Path(value).expanduser().absolute()
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{where}: {value!r} is not a name")
+    return value
+
+
+def _choice(value: object, where: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ConfigError(f"{where}: {value!r} is none of {', '.join(choices)}")
+    return str(value)
+
+
+def _count(value: object, where: str, largest: int) -> int:
+    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= largest:
+        raise ConfigError(f"{where}: {value!r} is not a number from 1 to {largest}")
+    return int(text)
+
+
+def _uids(value: object, where: str) -> tuple[int, ...]:
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(re.fullmatch(r" *\d{1,10} *", str(i)) for i in items):
+        raise ConfigError(f"{where}: {value!r} is not a list of user ids")
+    return tuple(int(item) for item in items)
+
+
+_CONVERTERS = {
+    "model": _text,
+    "arena": parse_size,
+    "arena_max": parse_size,
+    "runtime_dir": _directory,
+    "state_dir": _directory,
+    "read_threads": lambda value, where: _count(value, where, MAX_READ_THREADS),
+    "read_mode": lambda value, where: _choice(value, where, READ_MODES),
+    "policy": lambda value, where: _choice(value, where, POLICIES),
+    "batch": lambda value, where: _count(value, where, 4096),
+    "allowed_uids": _uids,
+}
+assert {f.name.removesuffix("_bytes") for f in fields(DaemonConfig)} == set(_OPTIONS)

@@ -1,0 +1,63 @@
+"""What O_DIRECT asks of a file: its alignment, and memory that satisfies it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+MIN_ALIGNMENT = 4096
+_STATX_DIOALIGN = 0x2000
+_AT_EMPTY_PATH = 0x1000
+_STATX_BYTES = 256
+_MEMORY_ALIGN_AT = 152  # struct statx: stx_dio_mem_align u32, stx_dio_offset_align u32
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def direct_alignment(descriptor: int) -> int:
+    """Return the bytes to which O_DIRECT reads of an open file must be aligned, at least 4096.
+
+    0 where the file system says that it knows no direct reads. Where the kernel cannot tell,
+    4096. Source: statx(2), STATX_DIOALIGN.
+    """
+    statx = getattr(_libc, "statx", None)
+    if statx is None:
+        return MIN_ALIGNMENT
+    answer = (ctypes.c_char * _STATX_BYTES)()
+    status = statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, answer)
+    if status != 0:
+        return MIN_ALIGNMENT
+    mask = int.from_bytes(answer.raw[0:4], "little")
+    if not mask & _STATX_DIOALIGN:
+        return MIN_ALIGNMENT
+    memory = int.from_bytes(answer.raw[_MEMORY_ALIGN_AT : _MEMORY_ALIGN_AT + 4], "little")
+    offset = int.from_bytes(answer.raw[_MEMORY_ALIGN_AT + 4 : _MEMORY_ALIGN_AT + 8], "little")
+    return max(MIN_ALIGNMENT, memory, offset) if memory and offset else 0
+
+
+def open_direct(path: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """Return (descriptor, alignment) of `path` opened O_DIRECT, or None where that is refused.
+
+    Raises OSError where the file cannot be opened at all.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+            return None
+        raise
+    alignment = direct_alignment(descriptor)
+    if alignment == 0:
+        os.close(descriptor)
+        return None
+    return descriptor, alignment
+
+
+def aligned_buffer(n_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return page-aligned zeroed memory, u8 [n_bytes rounded up to whole pages]."""
+    return np.frombuffer(mmap.mmap(-1, -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)

@@ -1,0 +1,121 @@
+"""One range of a shard into memory: alignment, short reads, retries, errors that name the range.
+
+Runs on the reader threads, and for cached Engram rows on the loop's.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+
+from .read_plan import Fragment, Part
+from .source import Bytes, ReadKind, Source
+
+MAX_RETRIES = 2
+MAX_WINDOW_BYTES = 4 << 20
+
+
+class ReadFailure(Exception):
+    """A range that could not be read: `code` as in a slot change's errors, `text` names it."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class RangeReader:
+    """Reads ranges of a source completely or raises ReadFailure; usable by many threads."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._retries = itertools.count()  # its next() is atomic; the last value is read by repr
+        self.n_retries = 0
+
+    def read_part(self, part: Part, slot: Bytes, slot_address: int, bounce: Bytes) -> None:
+        """Read a part's fragments into `slot`, u8 [slot_bytes], through `bounce` where needed.
+
+        A fragment alone whose place in the file and in memory are congruent to the alignment is
+        read straight into the slot, but for a head and a tail of less than an alignment.
+        """
+        align = self.source.alignment(part.shard)
+        if len(part.fragments) == 1:
+            fragment = part.fragments[0]
+            skew = (slot_address + fragment.slot_offset - fragment.offset) % align
+            if skew == 0:
+                self._read_straight(fragment, slot, bounce, align)
+                return
+        self._read_through(part, slot, bounce, align)
+
+    def _read_straight(self, fragment: Fragment, slot: Bytes, bounce: Bytes, align: int) -> None:
+        start, stop = fragment.offset, fragment.offset + fragment.n_bytes
+        first, last = -(-start // align) * align, stop // align * align
+        if first >= last:
+            part = Part(fragment.shard, start, stop, (fragment,))
+            self._read_through(part, slot, bounce, align)
+            return
+        at = fragment.slot_offset + first - start
+        self.read_range(fragment.shard, first, slot[at : at + last - first], last - first, align)
+        for a, b in ((start, first), (last, stop)):
+            if a < b:
+                edge = Fragment(fragment.shard, a, b - a, fragment.slot_offset + a - start)
+                self._read_through(Part(fragment.shard, a, b, (edge,)), slot, bounce, align)
+
+    def _read_through(self, part: Part, slot: Bytes, bounce: Bytes, align: int) -> None:
+        step = (len(bounce) - 2 * align) // align * align
+        start = part.start // align * align
+        while start < part.stop:
+            stop = min(part.stop, start + step)
+            window = bounce[: -(-(stop - start) // align) * align]
+            self.read_range(part.shard, start, window, stop - start, align)
+            for fragment in part.fragments:
+                first = max(fragment.offset, start)
+                last = min(fragment.offset + fragment.n_bytes, stop)
+                if first < last:
+                    at = fragment.slot_offset + first - fragment.offset
+                    slot[at : at + last - first] = window[first - start : last - start]
+            start = stop
+
+    def read_range(
+        self,
+        shard: int,
+        offset: int,
+        memory: Bytes,
+        n_bytes: int,
+        align: int,
+        kind: ReadKind = ReadKind.BUFFERED,
+    ) -> None:
+        """Fill at least `n_bytes` of `memory` from `offset`; DIRECT where `align` allows it.
+
+        Raises ReadFailure.
+        """
+        done = 0
+        while done < n_bytes:
+            rest = len(memory) - done
+            if align > 1 and (offset + done) % align == 0 and done % align == 0 == rest % align:
+                count = self._read(shard, offset + done, memory[done:], ReadKind.DIRECT)
+            else:
+                count = self._read(shard, offset + done, memory[done:n_bytes], kind)
+            if count == 0:
+                raise ReadFailure(
+                    "TRUNCATED",
+                    f"{self.source.path(shard)} ends at {offset + done}, "
+                    f"wanted bytes {offset} to {offset + n_bytes}",
+                )
+            done += count
+
+    def _read(self, shard: int, offset: int, memory: Bytes, kind: ReadKind) -> int:
+        for attempt in itertools.count(1):
+            try:
+                return self.source.read_into(shard, offset, memory, kind)
+            except OSError as error:
+                if attempt <= MAX_RETRIES:
+                    self.n_retries += 1
+                    continue
+                name = errno.errorcode.get(error.errno or 0, "error")
+                raise ReadFailure(
+                    "EIO",
+                    f"{self.source.path(shard)}: {name} at bytes {offset} to "
+                    f"{offset + len(memory)}, tried {attempt} times",
+                ) from error
+        raise AssertionError("unreachable")

@@ -1,0 +1,84 @@
+"""How one expert's slices are cut into reads. Pure: no I/O.
+
+Slices that touch in the file are one run; runs are cut at multiples of 1 MiB of the file into at
+most 8 parts an expert (more only where its slices lie in more than 8 places), so that one missing
+expert is read by several threads and no read is smaller than it need be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+CUT_BYTES = 1 << 20
+MAX_PARTS = 8
+MAX_GAP_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """`n_bytes` at `offset` of a shard belong at `slot_offset` of the slot."""
+
+    shard: int
+    offset: int
+    n_bytes: int
+    slot_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A range of one shard that one thread reads, and the fragments in it, ascending."""
+
+    shard: int
+    start: int
+    stop: int
+    fragments: tuple[Fragment, ...]
+
+
+def plan_parts(fragments: Iterable[Fragment]) -> list[Part]:
+    """Return parts that cover every byte of the fragments exactly once."""
+    runs = _runs(sorted(fragments, key=lambda f: (f.shard, f.offset)))
+    n_bytes = sum(run.stop - run.start for run in runs)
+    part_bytes = max(CUT_BYTES, -(-n_bytes // (MAX_PARTS * CUT_BYTES)) * CUT_BYTES)
+    return [part for run in runs for part in _cut(run, part_bytes)]
+
+
+def _runs(fragments: list[Fragment]) -> list[Part]:
+    runs: list[Part] = []
+    group: list[Fragment] = []
+    stop = 0
+    for fragment in fragments:
+        touches = group and fragment.shard == group[0].shard
+        if group and not (touches and fragment.offset - stop <= MAX_GAP_BYTES):
+            runs.append(Part(group[0].shard, group[0].offset, stop, tuple(group)))
+            group = []
+        group.append(fragment)
+        stop = fragment.offset + fragment.n_bytes
+    if group:
+        runs.append(Part(group[0].shard, group[0].offset, stop, tuple(group)))
+    return runs
+
+
+def _cut(run: Part, part_bytes: int) -> list[Part]:
+    parts = []
+    start = run.start
+    while start < run.stop:
+        # From a rounded-down start on: a run may then have a first part shorter than the others.
+        stop = min(run.stop, start // CUT_BYTES * CUT_BYTES + part_bytes)
+        inside = tuple(
+            _clip(fragment, start, stop)
+            for fragment in run.fragments
+            if fragment.offset < stop and fragment.offset + fragment.n_bytes > start
+        )
+        if inside:
+            parts.append(Part(run.shard, start, stop, inside))
+        start = stop
+    return parts
+
+
+def _clip(fragment: Fragment, start: int, stop: int) -> Fragment:
+    first = max(fragment.offset, start)
+    last = min(fragment.offset + fragment.n_bytes, stop)
+    return Fragment(
+        fragment.shard, first, last - first, fragment.slot_offset + first - fragment.offset
+    )

@@ -38,7 +38,7 @@ $(ready): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make virtual environments: install python3-venv (Debian, Ubuntu) first"; exit 1; }
 	@echo "setting up $(VENV) with $(TORCH)$(if $(TORCH_INDEX), from $(TORCH_INDEX)); this happens once"
-	@test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
+	@$(bin)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@$(pip) $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
 	@$(pip) --editable '.[test]'
 	@touch $@

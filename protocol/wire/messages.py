@@ -1,11 +1,13 @@
 """Every message that two processes exchange, as frozen dataclasses.
 
 On the wire a message is a msgpack array `[kind, session, generation, *fields]`, the fields in the
-order given here. PROTOCOL.md is the authority on kinds, deadlines and order; this file moves with it.
+order given here. PROTOCOL.md is the authority on kinds, deadlines and order, and moves with this
+file.
 New fields go at the end and have defaults; a meaning never changes.
 
-Key lists in binary ("picks") are little-endian u16 pairs (layer, expert). A key list that is a tuple
-holds (layer, expert) tuples. An error is (layer, expert, code, text), the code one of ERROR_CODES.
+Key lists in binary ("picks") are little-endian u16 pairs (layer, expert). A key list that is a
+tuple holds (layer, expert) tuples. An error is (layer, expert, code, text), the code one of
+ERROR_CODES.
 """
 
 from __future__ import annotations
@@ -162,7 +164,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The device's table reflects `applied`, and no work older than `epoch_done` reads the arena."""
+    """The device's table reflects `applied`; nothing up to `epoch_done` still reads the arena."""
 
     applied: int
     epoch_done: int
@@ -355,7 +357,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Are you alive? Either side may ask."""
+    """Asks for a sign of life. Either side may ask."""
 
     request: int
 
@@ -410,7 +412,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Frontend to compute: how are you?"""
+    """Frontend to compute: say what you are doing."""
 
     request: int
 

@@ -1,0 +1,243 @@
+"""Where everything stands in the arena.
+
+The arena is one file in memory. Its first page, the identity page, says which layout and which
+counts it was made with; every offset follows from the counts. PROTOCOL.md gives it byte by byte.
+
+Invariants: sections do not overlap and stand in the order of SECTIONS; the engine's pages share no
+page with anything that the daemon writes; slots start at multiples of 4096. Pure: no I/O here, any
+buffer will do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from protocol.errors import ConfigError
+
+PAGE_BYTES = 4096
+HUGE_BYTES = 2 << 20
+HUGE_FROM_BYTES = 64 << 20  # slots of at least this size start at a multiple of HUGE_BYTES
+
+PIECES = ("gate", "gate_scale", "up", "up_scale", "down", "down_scale")
+PIECE_ALIGNMENT = 256
+
+SECTIONS = (
+    "identity",
+    "epochs",
+    "tier",
+    "table_lock",
+    "table",
+    "headers",
+    "policy",
+    "verified",
+    "counters",
+    "ring",
+    "slots",
+)
+N_EPOCH_WORDS = 512
+N_COUNTERS = 512
+POLICY_GLOBAL_BYTES = 4096
+POLICY_KEY_BYTES = 16
+
+LIMITS = {
+    "n_layers": (1, 1 << 12),
+    "n_experts": (1, 1 << 12),
+    "n_slots_max": (1, 1 << 22),
+    "slot_bytes": (PAGE_BYTES, 1 << 36),
+    "row_bytes": (0, 1 << 20),
+    "ring_rows": (0, 1 << 24),
+}
+
+
+class SlotState(IntEnum):
+    """What a slot holds; DESIGN's edges are the only legal ones."""
+
+    FREE = 0
+    LOADING = 1
+    READY = 2
+    RETIRING = 3
+
+
+HEADER = np.dtype(
+    {
+        "names": [
+            "state",
+            "layer",
+            "expert",
+            "generation",
+            "checksum",
+            "version",
+            "score",
+            "last_use",
+        ],
+        "formats": ["<u4", "<u2", "<u2", "<u8", "<u8", "<u8", "<f8", "<u8"],
+        "offsets": [0, 4, 6, 8, 16, 24, 32, 40],
+        "itemsize": 64,
+    }
+)
+
+
+def _up(n_bytes: int, multiple: int) -> int:
+    return -(-n_bytes // multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaLayout:
+    """Every section's offset in the arena, from its counts. Build it with `plan`."""
+
+    n_layers: int
+    n_experts: int
+    n_slots_max: int  # slots that the file has room for
+    slot_bytes: int  # a multiple of 4096
+    row_bytes: int  # one Engram row: values, then scales
+    ring_rows: int
+    piece_offsets: tuple[int, ...]  # inside a slot, in the order of PIECES
+    piece_bytes: tuple[int, ...]
+    offsets: tuple[int, ...]  # of each section, in the order of SECTIONS
+    sizes: tuple[int, ...]  # bytes of each section, without padding
+    n_bytes: int  # of the whole file, sparse
+
+    @classmethod
+    def plan(
+        cls,
+        *,
+        n_layers: int,
+        n_experts: int,
+        n_slots_max: int,
+        slot_bytes: int,
+        row_bytes: int,
+        ring_rows: int,
+        piece_offsets: tuple[int, ...],
+        piece_bytes: tuple[int, ...],
+    ) -> ArenaLayout:
+        """The layout for these counts; raises ConfigError on one out of range."""
+        _check_counts(
+            n_layers=n_layers,
+            n_experts=n_experts,
+            n_slots_max=n_slots_max,
+            slot_bytes=slot_bytes,
+            row_bytes=row_bytes,
+            ring_rows=ring_rows,
+        )
+        _check_pieces(piece_offsets, piece_bytes, slot_bytes)
+        n_keys = n_layers * n_experts
+        sizes = {
+            "identity": PAGE_BYTES,
+            "epochs": N_EPOCH_WORDS * 8,
+            "tier": n_keys,
+            "table_lock": 64,
+            "table": n_keys * 4,
+            "headers": n_slots_max * HEADER.itemsize,
+            "policy": POLICY_GLOBAL_BYTES + n_keys * POLICY_KEY_BYTES,
+            "verified": _up(n_keys, 64) // 8,
+            "counters": N_COUNTERS * 8,
+            "ring": ring_rows * row_bytes,
+            "slots": n_slots_max * slot_bytes,
+        }
+        huge = sizes["slots"] >= HUGE_FROM_BYTES
+        alignment = dict.fromkeys(SECTIONS, 64)
+        alignment.update(dict.fromkeys(("epochs", "table_lock", "ring"), PAGE_BYTES))
+        alignment["slots"] = HUGE_BYTES if huge else PAGE_BYTES
+        offsets = []
+        end = 0
+        for name in SECTIONS:
+            offset = _up(end, alignment[name])
+            offsets.append(offset)
+            end = offset + sizes[name]
+        return cls(
+            n_layers=n_layers,
+            n_experts=n_experts,
+            n_slots_max=n_slots_max,
+            slot_bytes=slot_bytes,
+            row_bytes=row_bytes,
+            ring_rows=ring_rows,
+            piece_offsets=piece_offsets,
+            piece_bytes=piece_bytes,
+            offsets=tuple(offsets),
+            sizes=tuple(sizes[name] for name in SECTIONS),
+            n_bytes=_up(end, alignment["slots"]),
+        )
+
+    @property
+    def n_keys(self) -> int:
+        """Number of (layer, expert) pairs."""
+        return self.n_layers * self.n_experts
+
+    def offset(self, section: str) -> int:
+        """Where a section of SECTIONS begins."""
+        return self.offsets[SECTIONS.index(section)]
+
+    def size(self, section: str) -> int:
+        """Bytes of a section, without padding."""
+        return self.sizes[SECTIONS.index(section)]
+
+    @property
+    def slots_offset(self) -> int:
+        """Where slot 0 begins."""
+        return self.offsets[-1]
+
+    @property
+    def bookkeeping_bytes(self) -> int:
+        """All that stands before the slots and is populated: up to the end of the row ring."""
+        return _up(self.offset("ring") + self.size("ring"), PAGE_BYTES)
+
+    @property
+    def engine_pages(self) -> tuple[int, int]:
+        """(offset, bytes) of the whole pages that the engine writes: epoch words and tier bytes."""
+        begin = self.offset("epochs")
+        return begin, self.offset("table_lock") - begin
+
+    def slot_offset(self, slot: int) -> int:
+        """Where a slot begins in the file."""
+        if not 0 <= slot < self.n_slots_max:
+            raise IndexError(f"slot {slot}: the arena has {self.n_slots_max}")
+        return self.slots_offset + slot * self.slot_bytes
+
+    @property
+    def chunk_slots(self) -> int:
+        """Slots of one chunk: the fewest whose bytes are a multiple of 2 MiB."""
+        return HUGE_BYTES // math.gcd(HUGE_BYTES, self.slot_bytes)
+
+    @property
+    def n_chunks(self) -> int:
+        """Chunks of the slots' section; the last may be shorter."""
+        return -(-self.n_slots_max // self.chunk_slots)
+
+    def chunk(self, chunk: int) -> tuple[int, int]:
+        """(offset, bytes) of a chunk in the file."""
+        if not 0 <= chunk < self.n_chunks:
+            raise IndexError(f"chunk {chunk}: the arena has {self.n_chunks}")
+        first = chunk * self.chunk_slots
+        n_slots = min(self.chunk_slots, self.n_slots_max - first)
+        return self.slot_offset(first), n_slots * self.slot_bytes
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        low, high = LIMITS[name]
+        if not low <= value <= high:
+            raise ConfigError(f"arena layout: {name} is {value}, wanted {low} to {high}")
+    if counts["slot_bytes"] % PAGE_BYTES:
+        raise ConfigError(
+            f"arena layout: slot_bytes {counts['slot_bytes']} is no multiple of {PAGE_BYTES}"
+        )
+
+
+def _check_pieces(offsets: tuple[int, ...], sizes: tuple[int, ...], slot_bytes: int) -> None:
+    if len(offsets) != len(PIECES) or len(sizes) != len(PIECES):
+        raise ConfigError(
+            f"arena layout: {len(offsets)} piece offsets and {len(sizes)} sizes, "
+            f"wanted {len(PIECES)} of each"
+        )
+    end = 0
+    for name, offset, size in zip(PIECES, offsets, sizes, strict=True):
+        if offset < end or size < 0 or offset % PIECE_ALIGNMENT or offset + size > slot_bytes:
+            raise ConfigError(
+                f"arena layout: piece {name} at {offset} with {size} bytes, wanted a multiple of "
+                f"{PIECE_ALIGNMENT} from {end} on, ending by {slot_bytes}"
+            )
+        end = offset + size

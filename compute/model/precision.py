@@ -1,0 +1,59 @@
+"""The four precisions that the model can run at, and the roundings that each of them does.
+
+| precision | activations | residual streams | activation roundings |
+| --- | --- | --- | --- |
+| vendor | bf16 | bf16 | all |
+| highway | bf16 | f32 | all |
+| wide | f32 | f32 | all |
+| unrounded | f32 | f32 | none |
+
+Source: model specification, sections 2 and 2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from kernels.reference.round_fp4_index import round_fp4_index
+from kernels.reference.round_fp4_latent import round_fp4_latent
+from kernels.reference.round_fp8 import round_fp8
+
+Rounding = Callable[[Tensor], Tensor]
+
+
+class Precision(Enum):
+    """How activations and streams are kept; the value is the name on the command line."""
+
+    VENDOR = "vendor"
+    HIGHWAY = "highway"
+    WIDE = "wide"
+    UNROUNDED = "unrounded"
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """What a precision means for each tensor. A rounding takes any float dtype and returns f32.
+
+    What the roundings return is exact in `activation`: keeping it in f32 saves the way back.
+    """
+
+    activation: torch.dtype  # between modules
+    stream: torch.dtype  # the residual streams
+    round_fp8: Rounding  # inputs of fp8 and fp4 matrices, window rows
+    round_fp4_index: Rounding  # index queries and keys
+    round_fp4_latent: Rounding  # compressed rows
+
+    @classmethod
+    def of(cls, precision: Precision) -> Numerics:
+        """Return what `precision` means."""
+        bf16 = precision in {Precision.VENDOR, Precision.HIGHWAY}
+        activation = torch.bfloat16 if bf16 else torch.float32
+        stream = torch.bfloat16 if precision is Precision.VENDOR else torch.float32
+        if precision is Precision.UNROUNDED:
+            return cls(activation, stream, Tensor.float, Tensor.float, Tensor.float)
+        return cls(activation, stream, round_fp8, round_fp4_index, round_fp4_latent)

@@ -1,0 +1,55 @@
+"""Where the model gets the bytes that it does not hold: routed experts and Engram rows.
+
+Both are seams: in a running engine they speak to the expert daemon, in tests they may read the
+checkpoint themselves. How a source groups its work never changes a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class ExpertMatrices(NamedTuple):
+    """One expert's bytes, all u8: packed fp4 [out, in / 2] and its E8M0 scales [out, in / 32].
+
+    gate and up are [expert_width, hidden_size], down is [hidden_size, expert_width].
+    """
+
+    gate: Tensor
+    gate_scale: Tensor
+    up: Tensor
+    up_scale: Tensor
+    down: Tensor
+    down_scale: Tensor
+
+
+class ExpertSource(Protocol):
+    """Gives the experts of one layer, one after the other."""
+
+    def stream(self, layer: int, experts: Sequence[int]) -> Iterator[tuple[int, ExpertMatrices]]:
+        """Yield (expert, matrices) of all of `experts`, which ascend, in that order.
+
+        The tensors may be views of memory that changes once the iterator is advanced.
+        Raises ShardError where an expert cannot be read, DaemonLost where nobody answers.
+        """
+        ...
+
+
+class RowSource(Protocol):
+    """Gives rows of the Engram tables; asking comes early, taking when the layer needs them."""
+
+    def request(self, table: int, rows: NDArray[np.int64]) -> int:
+        """Ask for `rows` [n] of `table` and return a handle; duplicates are allowed."""
+        ...
+
+    def take(self, handle: int) -> Tensor:
+        """Return the rows asked for, in that order: [n, engram_row_bytes] u8.
+
+        Each row is its E4M3 values, then its E8M0 scales. A handle is taken once.
+        """
+        ...

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import mmap
+import os
+import warnings
+
+import pytest
+import torch
+
+from compute.experts.arena_view import ExpertViews
+from protocol.arena.layout import ArenaLayout, ArenaView
+from protocol.errors import ProtocolError
+
+SHAPES = ((4, 16), (4, 1), (4, 16), (4, 1), (32, 2), (32, 1))
+SIZES = tuple(out * row for out, row in SHAPES)
+LAYOUT = ArenaLayout.plan(
+    n_layers=1,
+    n_experts=2,
+    n_slots_max=3,
+    slot_bytes=4096,
+    row_bytes=33,
+    ring_rows=4,
+    piece_offsets=tuple(256 * piece for piece in range(6)),
+    piece_bytes=SIZES,
+)
+
+
+def _mapping() -> tuple[mmap.mmap, mmap.mmap]:
+    """A writable and a read-only mapping of one file in memory."""
+    fd = os.memfd_create("arena")
+    os.ftruncate(fd, LAYOUT.n_bytes)
+    both = mmap.mmap(fd, LAYOUT.n_bytes), mmap.mmap(fd, LAYOUT.n_bytes, prot=mmap.PROT_READ)
+    os.close(fd)
+    return both
+
+
+def test_views_show_the_slots_bytes_in_the_pieces_shapes() -> None:
+    writable, read_only = _mapping()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        views = ExpertViews(ArenaView(read_only, LAYOUT), SHAPES)
+    matrices = views.matrices(2)
+    assert [tuple(piece.shape) for piece in matrices] == list(SHAPES)
+    assert all(piece.dtype == torch.uint8 for piece in matrices)
+    start = LAYOUT.slot_offset(2) + 256 * 4
+    writable[start : start + 64] = bytes(range(64))
+    assert matrices.down.flatten().tolist() == list(range(64))
+    assert views.matrices(2) is matrices
+    assert views.matrices(1).down.sum() == 0
+
+
+def test_pieces_of_another_size_than_the_models_are_refused() -> None:
+    _, read_only = _mapping()
+    shapes = ((5, 16), *SHAPES[1:])
+    with pytest.raises(ProtocolError, match="piece gate has 64 bytes a slot"):
+        ExpertViews(ArenaView(read_only, LAYOUT), shapes)

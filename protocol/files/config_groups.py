@@ -115,9 +115,7 @@ def engram_fields(text: ConfigFields, n_layers: int, vocab: int) -> dict[str, An
     layers = text.ascending("engram_layer_ids", 0, n_layers - 1)
     n_rows = text.integers("engram_num_embeddings", 1, (1 << 32) - 1)  # a row number is a u32
     if len(n_rows) != len(layers):
-        raise text.refusal(
-            "engram_num_embeddings", f"one entry for each of {len(layers)} engram layers"
-        )
+        raise text.refusal("engram_num_embeddings", f"{len(layers)} entries, one an Engram layer")
     return {
         "engram_layers": layers,
         "engram_n_rows": n_rows,

@@ -1,42 +1,40 @@
-"""What the safetensors files of a model directory hold, by their headers alone."""
+"""What the safetensors files of a model directory hold, by their headers alone.
+
+Nothing in a header is believed: its length is compared with the file before it is read, and every
+tensor's range with its dtype and shape, with its neighbours and with the file's size. As in the
+safetensors library, a file with a hole between two tensors or with bytes after the last one is
+refused: bytes that no tensor owns mean that header and data do not belong together. No file stays
+open, and nothing behind a header is read.
+"""
 
 from __future__ import annotations
 
+import os
+from collections import defaultdict
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from stat import S_ISREG
 
+from protocol.errors import ShardError
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One weight file."""
+from .safetensors_header import (
+    HEADER_BYTES_MAX,
+    LENGTH_BYTES,
+    Shard,
+    ShardFileError,
+    TensorEntry,
+    dtype_bytes,
+    parse_header,
+)
+from .strict_json import JsonError, parse_strict
+from .tensor_table import expert_key, tensor_label
 
-    path: Path
-    n_bytes: int
+__all__ = ["SafetensorsIndex", "Shard", "TensorEntry", "dtype_bytes", "load_index", "read_header"]
 
-    @property
-    def name(self) -> str:
-        """The file's name without its directory."""
-        return self.path.name
-
-
-class TensorEntry(NamedTuple):
-    """One tensor of a shard; `offset` counts from the start of the file."""
-
-    name: str
-    dtype: str  # as in the header: BF16, F32, F8_E4M3, F8_E8M0, I8
-    shape: tuple[int, ...]
-    shard: Shard
-    offset: int
-    n_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShardHeader:
-    """One shard's checked header: its tensors, ascending by offset."""
-
-    shard: Shard
-    tensors: tuple[TensorEntry, ...]
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+INDEX_BYTES_MAX = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +42,153 @@ class SafetensorsIndex:
     """All shards of a directory, ascending by name, and all their tensors by name."""
 
     shards: tuple[Shard, ...]
-    tensors: dict[str, TensorEntry]
+    tensors: dict[str, TensorEntry]  # in the order of shard, then offset
 
 
-def read_header(path: Path) -> ShardHeader:
-    """Return the checked header of one file; raises ShardError."""
-    raise NotImplementedError
+def read_header(path: Path) -> tuple[Shard, list[TensorEntry]]:
+    """Return one file and its tensors, ascending by offset; raises ShardError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise ShardFileError(f"{path}: the shard is missing") from None
+    except (OSError, ValueError) as error:
+        raise ShardFileError(f"{path}: cannot be opened: {error}") from None
+    with open(descriptor, "rb", buffering=0) as file:
+        status = os.fstat(descriptor)
+        if not S_ISREG(status.st_mode):
+            raise ShardFileError(f"{path}: is not a regular file")
+        shard = Shard(path, status.st_size)
+        try:
+            n_header = int.from_bytes(_read_exactly(file, LENGTH_BYTES, path), "little")
+            if n_header > HEADER_BYTES_MAX:
+                raise ShardFileError(
+                    f"{path}: says that its header has {n_header} bytes, wanted at most "
+                    f"{HEADER_BYTES_MAX}"
+                )
+            if n_header > shard.n_bytes - LENGTH_BYTES:
+                raise ShardFileError(
+                    f"{path}: says that its header has {n_header} bytes, the file has "
+                    f"{shard.n_bytes} in all"
+                )
+            data = _read_exactly(file, n_header, path)
+        except OSError as error:
+            raise ShardFileError(f"{path}: its header cannot be read: {error}") from None
+    return shard, parse_header(data, shard)
 
 
 def load_index(directory: Path) -> SafetensorsIndex:
-    """Return what the shards of a model directory hold; raises ShardError."""
-    raise NotImplementedError
+    """Return what the shards of a model directory hold.
+
+    The index names the shards; without one, `model.safetensors` alone is the model. Raises ShardError
+    where files are missing or damaged, where a tensor stands twice, or where index and shards differ.
+    """
+    weight_map, total = _read_weight_map(directory)
+    if weight_map is None:
+        if not (directory / SINGLE_NAME).exists():
+            raise ShardError(f"{directory}: holds neither {INDEX_NAME} nor {SINGLE_NAME}")
+        shard, entries = read_header(directory / SINGLE_NAME)
+        return SafetensorsIndex((shard,), {entry.name: entry for entry in entries})
+    placed: dict[str, list[str]] = defaultdict(list)
+    for name, file_name in weight_map.items():
+        placed[file_name].append(name)
+    shards: list[Shard] = []
+    tensors: dict[str, TensorEntry] = {}
+    for file_name in sorted(placed):
+        shard, entries = _read_placed(directory / file_name, placed[file_name])
+        shards.append(shard)
+        for entry in entries:
+            other = tensors.setdefault(entry.name, entry)
+            if other is not entry:
+                raise ShardError(
+                    f"{tensor_label(entry.name)} stands twice: in {other.shard.path} and in "
+                    f"{shard.path}"
+                )
+    _compare(directory / INDEX_NAME, weight_map, total, tensors)
+    return SafetensorsIndex(tuple(shards), tensors)
+
+
+def _read_exactly(file: FileIO, n_bytes: int, path: Path) -> bytes:
+    parts: list[bytes] = []
+    wanted = n_bytes
+    while wanted:
+        part = file.read(wanted)
+        if not part:
+            raise ShardFileError(
+                f"{path}: ends inside its header, {n_bytes - wanted} of {n_bytes} bytes in"
+            )
+        parts.append(part)
+        wanted -= len(part)
+    return b"".join(parts)
+
+
+def _read_placed(path: Path, names: list[str]) -> tuple[Shard, list[TensorEntry]]:
+    """Read one shard; an error that concerns the whole file says what the index places in it."""
+    try:
+        return read_header(path)
+    except ShardFileError as error:
+        expert = min((key for key in map(expert_key, names) if key), default=None)
+        among = f", among them layer {expert[0]} expert {expert[1]}" if expert else ""
+        raise ShardError(
+            f"{error} ({INDEX_NAME} places {len(names)} tensors in it{among})"
+        ) from None
+
+
+def _read_weight_map(directory: Path) -> tuple[dict[str, str] | None, int | None]:
+    """Return tensor name -> file name and metadata.total_size; (None, None) without an index."""
+    path = directory / INDEX_NAME
+    try:
+        with path.open("rb") as file:
+            data = file.read(INDEX_BYTES_MAX + 1)
+    except FileNotFoundError:
+        return None, None
+    except OSError as error:
+        raise ShardError(f"{path}: cannot be read: {error}") from None
+    if len(data) > INDEX_BYTES_MAX:
+        raise ShardError(f"{path}: is larger than {INDEX_BYTES_MAX} bytes")
+    try:
+        raw = parse_strict(data)
+    except JsonError as error:
+        raise ShardError(f"{path}: {error}") from None
+    weight_map = raw.get("weight_map") if isinstance(raw, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ShardError(f"{path}: has no weight_map from tensor names to shards")
+    for name, file_name in weight_map.items():
+        if not _is_plain_file_name(file_name):
+            raise ShardError(
+                f"{path}: {tensor_label(name)} is placed in {ascii(file_name)[:120]}, wanted the "
+                "name of a .safetensors file beside the index"
+            )
+    metadata = raw.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if total is not None and type(total) is not int:
+        raise ShardError(f"{path}: total_size is {ascii(total)[:60]}, wanted a number of bytes")
+    return weight_map, total
+
+
+def _is_plain_file_name(name: object) -> bool:
+    return (
+        isinstance(name, str)
+        and name.endswith(".safetensors")
+        and not name.startswith(".")
+        and "/" not in name
+        and name.isprintable()
+    )
+
+
+def _compare(
+    path: Path, weight_map: dict[str, str], total: int | None, tensors: dict[str, TensorEntry]
+) -> None:
+    """Refuse an index that differs from the shards' headers in any tensor or in the total."""
+    for name, file_name in weight_map.items():
+        entry = tensors.get(name)
+        if entry is None or entry.shard.name != file_name:
+            found = "no shard holds it" if entry is None else f"{entry.shard.name} holds it"
+            raise ShardError(f"{path}: places {tensor_label(name)} in {file_name}, but {found}")
+    for name, entry in tensors.items():
+        if name not in weight_map:
+            raise ShardError(
+                f"{entry.shard.path}: {tensor_label(name)} is in the shard, but not in {path.name}"
+            )
+    n_bytes = sum(entry.n_bytes for entry in tensors.values())
+    if total is not None and total != n_bytes:
+        raise ShardError(f"{path}: total_size is {total}, the shards hold {n_bytes} bytes of data")

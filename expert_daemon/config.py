@@ -8,7 +8,6 @@ ConfigError that names where it stood.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -17,17 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import ConfigError
+from protocol.runtime_dir import (
+    DESCRIPTOR_NAME,
+    LOCK_NAME,
+    SOCKET_NAME,
+    check_runtime_dir,
+    default_runtime_dir,
+)
+from protocol.sizes import parse_size
 
 ENVIRONMENT_PREFIX = "HEADRACE_"
 POLICIES = ("lfu-da", "lru")
 READ_MODES = ("direct", "buffered")
 MAX_READ_THREADS = 64
-MAX_SOCKET_PATH_BYTES = 100
-SOCKET_NAMES = ("expertd.lock", "expertd.sock", "arena.sock")
-
-_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+MAX_BATCH = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +50,17 @@ class DaemonConfig:
     @property
     def lock_path(self) -> Path:
         """The exclusive lock's file."""
-        return self.runtime_dir / SOCKET_NAMES[0]
+        return self.runtime_dir / LOCK_NAME
 
     @property
     def socket_path(self) -> Path:
         """The ZeroMQ ipc socket's path."""
-        return self.runtime_dir / SOCKET_NAMES[1]
+        return self.runtime_dir / SOCKET_NAME
 
     @property
     def descriptor_path(self) -> Path:
         """The descriptor socket's path."""
-        return self.runtime_dir / SOCKET_NAMES[2]
-
-
-def parse_size(value: object, where: str) -> int:
-    """Return the bytes that `value` means: 4096, "4096", "1.5GiB", "96 GiB", "2MB".
-
-    Raises ConfigError naming `where`.
-    """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if match is None or match[2].lower() not in _UNITS:
-        raise ConfigError(f'{where}: {value!r} is not a size such as "96GiB" or 4096')
-    size = float(match[1]) * _UNITS[match[2].lower()] if "." in match[1] else None
-    return int(size) if size is not None else int(match[1]) * _UNITS[match[2].lower()]
+        return self.runtime_dir / DESCRIPTOR_NAME
 
 
 def load_config(arguments: Sequence[str], environment: Mapping[str, str]) -> DaemonConfig:
@@ -96,7 +84,7 @@ def load_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Dae
 
 _OPTIONS = {
     "model": "checkpoint directory, or `demo` for the packaged demo model",
-    "arena": 'cap on the shared memory, such as "96GiB" (default: all experts, at most half of RAM)',
+    "arena": 'cap on shared memory, such as "96GiB" (default: all experts, at most half of RAM)',
     "arena_max": "largest size that the arena may ever be resized to (default: --arena)",
     "runtime_dir": "sockets and lock (default: /run/headrace or $XDG_RUNTIME_DIR/headrace)",
     "state_dir": "what outlives a restart of the machine (default: $XDG_STATE_HOME/headrace)",
@@ -134,54 +122,31 @@ def _toml_values(path: Path) -> dict[str, tuple[Any, str]]:
     if unknown:
         known = ", ".join(_OPTIONS)
         raise ConfigError(f"{path}: unknown key {unknown[0]!r}; known are {known}")
-    return {name: (value, f"{path}: {name}") for name, value in raw.items()}
+    values = {name: (value, f"{path}: {name}") for name, value in raw.items()}
+    for name, (value, where) in values.items():
+        _CONVERTERS[name](value, where)  # also where a flag will win over it
+    return values
 
 
-def _checked(
-    values: Mapping[str, tuple[Any, str]], environment: Mapping[str, str]
-) -> DaemonConfig:
+def _checked(values: Mapping[str, tuple[Any, str]], environment: Mapping[str, str]) -> DaemonConfig:
     built: dict[str, Any] = {}
     for name, (value, where) in values.items():
         field = name + "_bytes" if name in ("arena", "arena_max") else name
         built[field] = _CONVERTERS[name](value, where)
     if "model" not in built:
         raise ConfigError("no model given: --model DIR, HEADRACE_MODEL or `model` in the TOML file")
-    built.setdefault("runtime_dir", default_runtime_dir(environment))
-    built.setdefault("state_dir", default_state_dir(environment))
+    if "runtime_dir" not in built:
+        built["runtime_dir"] = default_runtime_dir(environment)
+    if "state_dir" not in built:
+        built["state_dir"] = default_state_dir(environment)
     config = DaemonConfig(**built)
     if config.arena_max_bytes and config.arena_max_bytes < config.arena_bytes:
         raise ConfigError(
-            f"--arena-max is {config.arena_max_bytes} bytes, less than --arena: {config.arena_bytes}"
+            f"--arena-max is {config.arena_max_bytes} bytes, --arena is {config.arena_bytes}; "
+            "the arena cannot be larger than its maximum"
         )
-    _check_paths(config)
+    check_runtime_dir(config.runtime_dir)
     return config
-
-
-def _check_paths(config: DaemonConfig) -> None:
-    for path in (config.lock_path, config.socket_path, config.descriptor_path):
-        n_bytes = len(os.fsencode(path))
-        if n_bytes > MAX_SOCKET_PATH_BYTES:
-            raise ConfigError(
-                f"runtime directory: {path} has {n_bytes} bytes, a socket's path may have "
-                f"{MAX_SOCKET_PATH_BYTES}; choose a shorter --runtime-dir"
-            )
-
-
-def default_runtime_dir(environment: Mapping[str, str]) -> Path:
-    """Return /run/headrace where that is ours and writable, else $XDG_RUNTIME_DIR/headrace.
-
-    Raises ConfigError when neither exists: a shared temporary directory is never used.
-    """
-    system = Path("/run/headrace")
-    try:
-        if system.stat().st_uid == os.getuid() and os.access(system, os.W_OK | os.X_OK):
-            return system
-    except OSError:
-        pass
-    if environment.get("XDG_RUNTIME_DIR"):
-        return Path(environment["XDG_RUNTIME_DIR"]) / "headrace"
-    raise ConfigError("no runtime directory: /run/headrace is not ours, XDG_RUNTIME_DIR is not set;"
-                      " give --runtime-dir")
 
 
 def default_state_dir(environment: Mapping[str, str]) -> Path:
@@ -234,7 +199,7 @@ _CONVERTERS = {
     "read_threads": lambda value, where: _count(value, where, MAX_READ_THREADS),
     "read_mode": lambda value, where: _choice(value, where, READ_MODES),
     "policy": lambda value, where: _choice(value, where, POLICIES),
-    "batch": lambda value, where: _count(value, where, 4096),
+    "batch": lambda value, where: _count(value, where, MAX_BATCH),
     "allowed_uids": _uids,
 }
 assert {f.name.removesuffix("_bytes") for f in fields(DaemonConfig)} == set(_OPTIONS)

@@ -29,8 +29,7 @@ class RangeReader:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._retries = itertools.count()  # its next() is atomic; the last value is read by repr
-        self.n_retries = 0
+        self.n_retries = 0  # for statistics: two threads at once may count one
 
     def read_part(self, part: Part, slot: Bytes, slot_address: int, bounce: Bytes) -> None:
         """Read a part's fragments into `slot`, u8 [slot_bytes], through `bounce` where needed.
@@ -55,7 +54,8 @@ class RangeReader:
             self._read_through(part, slot, bounce, align)
             return
         at = fragment.slot_offset + first - start
-        self.read_range(fragment.shard, first, slot[at : at + last - first], last - first, align)
+        middle = slot[at : at + last - first]
+        self.read_range(fragment.shard, first, middle, n_bytes=last - first, align=align)
         for a, b in ((start, first), (last, stop)):
             if a < b:
                 edge = Fragment(fragment.shard, a, b - a, fragment.slot_offset + a - start)
@@ -67,7 +67,7 @@ class RangeReader:
         while start < part.stop:
             stop = min(part.stop, start + step)
             window = bounce[: -(-(stop - start) // align) * align]
-            self.read_range(part.shard, start, window, stop - start, align)
+            self.read_range(part.shard, start, window, n_bytes=stop - start, align=align)
             for fragment in part.fragments:
                 first = max(fragment.offset, start)
                 last = min(fragment.offset + fragment.n_bytes, stop)
@@ -81,6 +81,7 @@ class RangeReader:
         shard: int,
         offset: int,
         memory: Bytes,
+        *,
         n_bytes: int,
         align: int,
         kind: ReadKind = ReadKind.BUFFERED,
@@ -99,7 +100,7 @@ class RangeReader:
             if count == 0:
                 raise ReadFailure(
                     "TRUNCATED",
-                    f"{self.source.path(shard)} ends at {offset + done}, "
+                    f"{self.source.path(shard)} ends at {self.source.n_bytes(shard)}, "
                     f"wanted bytes {offset} to {offset + n_bytes}",
                 )
             done += count

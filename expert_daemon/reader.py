@@ -13,12 +13,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import xxhash
 
-from .range_reader import MAX_WINDOW_BYTES, RangeReader, ReadFailure
+from .range_reader import RangeReader, ReadFailure
 from .read_plan import Fragment, Part, plan_parts
 from .reader_threads import Lane, ReaderThreads
 from .source import Bytes
@@ -43,22 +44,165 @@ class ReadResult:
 class ExpertRead:
     """One expert's read under way; the loop's thread may look at key, slot, lane and generation."""
 
-    __slots__ = ("_address", "_attempt", "_claimed", "_failure", "_memory", "_parts", "_started",
-                 "_unfinished", "cancelled", "generation", "key", "lane", "slot")  # fmt: skip
+    __slots__ = (
+        "address",
+        "cancelled",
+        "claimed",
+        "failure",
+        "generation",
+        "is_repeated",
+        "key",
+        "lane",
+        "memory",
+        "n_unfinished",
+        "parts",
+        "slot",
+        "started",
+    )
 
     def __init__(
-        self, key: Key, slot: int, generation: int, lane: Lane, memory: Bytes, parts: list[Part]
+        self, key: Key, slot: int, generation: int, *, lane: Lane, memory: Bytes, parts: list[Part]
     ) -> None:
         self.key = key
         self.slot = slot
         self.generation = generation
         self.lane = lane
         self.cancelled = False
-        self._memory = memory
-        self._address = int(memory.__array_interface__["data"][0])
-        self._parts = parts
-        self._claimed = bytearray(len(parts))
-        self._unfinished = len(parts)
-        self._failure: ReadFailure | None = None
-        self._attempt = 0
-        self._started = time.monotonic_ns()
+        self.memory = memory
+        self.address = int(memory.__array_interface__["data"][0])
+        self.parts = parts
+        self.claimed = bytearray(len(parts))
+        self.n_unfinished = len(parts)
+        self.failure: ReadFailure | None = None
+        self.is_repeated = False
+        self.started = time.monotonic_ns()
+
+
+class ExpertReader:
+    """Reads experts into slots with ReaderThreads; results by `drain`, announced by `wake`."""
+
+    def __init__(
+        self,
+        threads: ReaderThreads,
+        ranges: RangeReader,
+        fragments_of: Callable[[Key], list[Fragment]],
+        pieces: Sequence[tuple[int, int]],
+        wake: Callable[[], None],
+    ) -> None:
+        """Take the places of a key's slices, and each piece's (slot offset, bytes) in order."""
+        self._threads = threads
+        self._ranges = ranges
+        self._fragments_of = fragments_of
+        self._pieces = tuple(piece for piece in pieces if piece[1])
+        self._n_bytes = sum(n_bytes for _, n_bytes in self._pieces)
+        self._wake = wake
+        self._awake = False
+        self._results: deque[ReadResult] = deque()
+        self._lock = threading.Lock()
+        self._checksums: dict[Key, int] = {}
+        self.n_in_flight = 0
+        self.n_checksum_retries = 0
+
+    def remember_checksum(self, key: Key, checksum: int) -> None:
+        """Hold later reads of `key` to this checksum, unless one is known already."""
+        self._checksums.setdefault(key, checksum)
+
+    def submit(
+        self, key: Key, slot: int, generation: int, memory: Bytes, lane: Lane = Lane.DEMAND
+    ) -> ExpertRead:
+        """Begin to read `key` into `memory`, u8 [slot_bytes], the slot's own bytes."""
+        parts = plan_parts(self._fragments_of(key))
+        read = ExpertRead(key, slot, generation, lane=lane, memory=memory, parts=parts)
+        self.n_in_flight += 1
+        self._submit_parts(read, lane)
+        return read
+
+    def raise_lane(self, read: ExpertRead, lane: Lane) -> None:
+        """Let the parts that no thread has begun be read with a more urgent lane's."""
+        if lane < read.lane:
+            read.lane = lane
+            self._submit_parts(read, lane)
+
+    def cancel(self, read: ExpertRead) -> None:
+        """Leave out the parts that no thread has begun; the result still comes."""
+        read.cancelled = True
+
+    def drain(self) -> list[ReadResult]:
+        """Return the results that have come since the last call."""
+        self._awake = False
+        results = []
+        while self._results:
+            results.append(self._results.popleft())
+        self.n_in_flight -= len(results)
+        return results
+
+    def _submit_parts(self, read: ExpertRead, lane: Lane) -> None:
+        for number in range(len(read.parts)):
+            self._threads.submit(lane, partial(self._run_part, read, number))
+
+    def _run_part(self, read: ExpertRead, number: int, bounce: Bytes) -> None:
+        with self._lock:
+            if read.claimed[number]:
+                return
+            read.claimed[number] = 1
+        failure: ReadFailure | None = None
+        if read.failure is None and not read.cancelled:
+            try:
+                self._ranges.read_part(read.parts[number], read.memory, read.address, bounce)
+            except ReadFailure as caught:
+                failure = caught
+        elif read.failure is None:
+            failure = ReadFailure("CANCELLED", "cancelled before it was read")
+        with self._lock:
+            read.failure = read.failure or failure
+            read.n_unfinished -= 1
+            is_last = read.n_unfinished == 0
+        if is_last:
+            self._finish(read)
+
+    def _finish(self, read: ExpertRead) -> None:
+        checksum = 0
+        if read.failure is None:
+            checksum = self._checksum(read.memory)
+            known = self._checksums.setdefault(read.key, checksum)
+            if checksum != known:
+                if not read.is_repeated:
+                    self._repeat(read)
+                    return
+                first = read.parts[0]
+                read.failure = ReadFailure(
+                    "CHECKSUM",
+                    f"{self._ranges.source.path(first.shard)}: bytes from {first.start} on have "
+                    f"checksum {checksum:016x}, wanted {known:016x}, read twice",
+                )
+        self._results.append(self._result(read, checksum))
+        if not self._awake:
+            self._awake = True
+            self._wake()
+
+    def _repeat(self, read: ExpertRead) -> None:
+        self.n_checksum_retries += 1
+        read.is_repeated = True
+        read.n_unfinished = len(read.parts)
+        read.claimed = bytearray(len(read.parts))
+        self._submit_parts(read, read.lane)
+
+    def _checksum(self, memory: Bytes) -> int:
+        state = xxhash.xxh3_64()
+        for offset, n_bytes in self._pieces:
+            state.update(memory[offset : offset + n_bytes].data)
+        return state.intdigest()
+
+    def _result(self, read: ExpertRead, checksum: int) -> ReadResult:
+        failure = read.failure
+        layer, expert = read.key
+        return ReadResult(
+            key=read.key,
+            slot=read.slot,
+            generation=read.generation,
+            code=failure.code if failure else "",
+            text=f"layer {layer} expert {expert}: {failure.text}" if failure else "",
+            checksum=checksum,
+            n_bytes=0 if failure else self._n_bytes * (2 if read.is_repeated else 1),
+            read_ns=time.monotonic_ns() - read.started,
+        )

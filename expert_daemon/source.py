@@ -46,6 +46,10 @@ class Source(Protocol):
         """The shard's file, for messages."""
         ...
 
+    def n_bytes(self, shard: int) -> int:
+        """The file's size as it is now."""
+        ...
+
     def alignment(self, shard: int) -> int:
         """Bytes to which a DIRECT read of the shard must be aligned; 1: read it BUFFERED."""
         ...
@@ -103,6 +107,10 @@ class FileSource:
         """The shard's file, for messages."""
         return self._shards[shard].path
 
+    def n_bytes(self, shard: int) -> int:
+        """The file's size as it is now."""
+        return os.fstat(self._buffered[shard]).st_size
+
     def alignment(self, shard: int) -> int:
         """Bytes to which a DIRECT read of the shard must be aligned; 1: read it BUFFERED."""
         return self._alignments[shard]
@@ -114,12 +122,12 @@ class FileSource:
         if kind is ReadKind.NOWAIT:
             return self._read_nowait(shard, offset, memory)
         if kind is ReadKind.CACHED:
-            return os.preadv(self._cached[shard], [memory], offset)
+            return os.preadv(self._cached[shard], [memory.data], offset)
         return self._read_buffered(shard, offset, memory)
 
     def _read_direct(self, shard: int, offset: int, memory: Bytes) -> int:
         try:
-            return os.preadv(self._direct[shard], [memory], offset)
+            return os.preadv(self._direct[shard], [memory.data], offset)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -129,20 +137,18 @@ class FileSource:
         return self._read_buffered(shard, offset, memory)
 
     def _read_buffered(self, shard: int, offset: int, memory: Bytes) -> int:
-        n_bytes = os.preadv(self._buffered[shard], [memory], offset)
+        n_bytes = os.preadv(self._buffered[shard], [memory.data], offset)
         if self._drop:
             first = offset // PAGE_BYTES * PAGE_BYTES
             last = -(-(offset + n_bytes) // PAGE_BYTES) * PAGE_BYTES
-            os.posix_fadvise(
-                self._buffered[shard], first, last - first, os.POSIX_FADV_DONTNEED
-            )
+            os.posix_fadvise(self._buffered[shard], first, last - first, os.POSIX_FADV_DONTNEED)
         return n_bytes
 
     def _read_nowait(self, shard: int, offset: int, memory: Bytes) -> int:
         if not self._has_nowait:
             return 0
         try:
-            return os.preadv(self._cached[shard], [memory], offset, os.RWF_NOWAIT)
+            return os.preadv(self._cached[shard], [memory.data], offset, os.RWF_NOWAIT)
         except BlockingIOError:
             return 0
         except OSError as error:

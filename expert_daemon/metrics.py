@@ -1,0 +1,32 @@
+"""What the daemon counts. Plain integers, written on the loop's thread alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the daemon started; bytes and nanoseconds carry their unit."""
+
+    miss_requests: int = 0
+    hits: int = 0  # experts of MissRequests that were READY
+    misses: int = 0  # experts of MissRequests that were read for them
+    adopted: int = 0  # experts of MissRequests whose read was under way already
+    fetches: int = 0
+    reads: int = 0  # experts read whole
+    bytes_read: int = 0  # of these, without what alignment adds
+    read_ns: int = 0  # sum over experts, from submission to the last byte's checksum
+    read_errors: int = 0  # experts that failed
+    row_requests: int = 0
+    rows: int = 0
+    row_errors: int = 0
+    touches: int = 0  # (step, layer, expert) counted
+    hellos: int = 0
+    clients_dropped: int = 0  # could not be sent to
+    frames_refused: int = 0  # malformed, out of order, stale or too large
+    unsupported: int = 0
+
+    def values(self) -> dict[str, int | float | str]:
+        """All counts by name."""
+        return dict(asdict(self))

@@ -1,0 +1,166 @@
+"""Rows of one Engram table from its shard: values and scales of many rows in few reads.
+
+In the official shards a row is two reads, its values and its scales being in two tensors. Small
+scale tensors are kept in memory. Reads go through the page cache: rows are asked for again.
+Rows that share a page, or lie less than a page apart, are read at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.files.safetensors_index import Shard
+from protocol.files.slice_map import ByteRange, EngramTable
+
+from .range_reader import RangeReader, ReadFailure
+from .source import Bytes, ReadKind
+
+PAGE_BYTES = 4096
+MAX_BATCH_ROWS = 512
+MAX_BATCH_BYTES = 4 << 20  # what the bounce buffers hold at least
+MAX_SCALES_KEPT_BYTES = 16 << 20
+
+Rows = npt.NDArray[np.int64]
+RowFault = tuple[int, str, str]  # row, code, text
+
+
+class RowTable:
+    """One table's reader; `read` may run on any thread."""
+
+    def __init__(self, table: EngramTable, shards: Sequence[Shard], ranges: RangeReader) -> None:
+        self.n_rows = table.n_rows
+        self.value_bytes = table.value_bytes
+        self.row_bytes = table.row_bytes
+        self.batch_rows = min(MAX_BATCH_ROWS, MAX_BATCH_BYTES // (PAGE_BYTES + table.row_bytes))
+        self._table = table
+        self._ranges = ranges
+        self._values = _Column(table.values, table.value_bytes, shards, ranges)
+        self._scales = _Column(table.scales, table.scale_bytes, shards, ranges)
+        if 0 < table.scales.n_bytes <= MAX_SCALES_KEPT_BYTES:
+            self._scales.keep()
+
+    def read_cached(self, rows: Rows, bounce: Bytes) -> Bytes | None:
+        """Return u8 [n, row_bytes] of ascending `rows`, or None where the page cache lacks some."""
+        out = np.empty((len(rows), self.row_bytes), np.uint8)
+        if not self._values.read_now(rows, bounce, out[:, : self.value_bytes]):
+            return None
+        if not self._scales.read_now(rows, bounce, out[:, self.value_bytes :]):
+            return None
+        return out
+
+    def read(self, rows: Rows, bounce: Bytes) -> tuple[Bytes, list[RowFault]]:
+        """Return u8 [n, row_bytes] of ascending `rows`, at most `batch_rows`, and the faults.
+
+        A row that could not be read is zero.
+        """
+        out = np.zeros((len(rows), self.row_bytes), np.uint8)
+        faults: dict[int, RowFault] = {}
+        for column, part in (
+            (self._values, out[:, : self.value_bytes]),
+            (self._scales, out[:, self.value_bytes :]),
+        ):
+            for index, failure in column.read(rows, bounce, part):
+                row = int(rows[index])
+                text = f"Engram table {self._table.index} row {row}: {failure.text}"
+                faults.setdefault(row, (row, failure.code, text))
+        for row in faults:
+            out[rows == row] = 0
+        return out, [faults[row] for row in sorted(faults)]
+
+
+class _Column:
+    """One tensor of fixed-size rows in a shard."""
+
+    def __init__(
+        self, place: ByteRange, width: int, shards: Sequence[Shard], ranges: RangeReader
+    ) -> None:
+        self._shard = list(shards).index(place.shard)
+        self._place = place
+        self._width = width
+        self._ranges = ranges
+        self._kept: npt.NDArray[np.uint8] | None = None
+
+    def keep(self) -> None:
+        """Hold the whole tensor in memory; a read error leaves it to single reads."""
+        memory = np.empty(self._place.n_bytes, np.uint8)
+        try:
+            self._ranges.read_range(
+                self._shard, self._place.offset, memory, n_bytes=len(memory), align=1
+            )
+        except ReadFailure as failure:
+            sys.stderr.write(f"Engram scales are not kept in memory: {failure.text}\n")
+            return
+        self._kept = memory.reshape(-1, self._width)
+
+    def read_now(self, rows: Rows, bounce: Bytes, out: Bytes) -> bool:
+        """Fill `out`, u8 [n, width], from memory or the page cache; False where it cannot."""
+        if self._kept is not None:
+            out[:] = self._kept[rows]
+            return True
+        source = self._ranges.source
+        for first, last, start, n_bytes in self._runs(rows):
+            window = bounce[:n_bytes]
+            try:
+                count = source.read_into(self._shard, start, window, ReadKind.NOWAIT)
+            except OSError:
+                return False
+            if count < n_bytes:
+                return False
+            self._spread(rows[first:last], start, window, out[first:last])
+        return True
+
+    def read(self, rows: Rows, bounce: Bytes, out: Bytes) -> list[tuple[int, ReadFailure]]:
+        """Fill `out`, u8 [n, width]; return (index, failure) of each row that failed."""
+        if self._kept is not None:
+            out[:] = self._kept[rows]
+            return []
+        failures = []
+        for first, last, start, n_bytes in self._runs(rows):
+            try:
+                self._read_window(start, bounce[:n_bytes])
+                self._spread(rows[first:last], start, bounce, out[first:last])
+            except ReadFailure as failure:
+                if last - first == 1:
+                    failures.append((first, failure))
+                    continue
+                failures += self._read_singly(rows, bounce, out, first, last)
+        return failures
+
+    def _read_singly(
+        self, rows: Rows, bounce: Bytes, out: Bytes, first: int, last: int
+    ) -> list[tuple[int, ReadFailure]]:
+        failures = []
+        for index in range(first, last):
+            start = self._place.offset + int(rows[index]) * self._width
+            try:
+                self._read_window(start, bounce[: self._width])
+                out[index] = bounce[: self._width]
+            except ReadFailure as failure:
+                failures.append((index, failure))
+        return failures
+
+    def _read_window(self, start: int, window: Bytes) -> None:
+        self._ranges.read_range(
+            self._shard, start, window, n_bytes=len(window), align=1, kind=ReadKind.CACHED
+        )
+
+    def _spread(self, rows: Rows, start: int, window: Bytes, out: Bytes) -> None:
+        starts = self._place.offset + rows * self._width - start
+        out[:] = window[starts[:, None] + np.arange(self._width)]
+
+    def _runs(self, rows: Rows) -> list[tuple[int, int, int, int]]:
+        """(first index, last index + 1, file offset, bytes) of rows less than a page apart."""
+        if self._width == 0 or len(rows) == 0:
+            return []
+        starts = self._place.offset + rows * self._width
+        cuts = np.flatnonzero(np.diff(starts) - self._width >= PAGE_BYTES) + 1
+        firsts = [0, *cuts.tolist()]
+        lasts = [*cuts.tolist(), len(rows)]
+        return [
+            (first, last, int(starts[first]), int(starts[last - 1] - starts[first]) + self._width)
+            for first, last in zip(firsts, lasts, strict=True)
+        ]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 NAME = "E8M0"
 NOT_A_NUMBER = 255
+LARGEST = 254
 _EXPONENT_BITS = 0x7F800000
 _MANTISSA_BITS = 0x007FFFFF
 
@@ -51,6 +52,15 @@ def power_of_two_at_most(values: Tensor) -> Tensor:
     returns  [...] f32
     """
     return (values.view(torch.int32) & _EXPONENT_BITS).view(torch.float32)
+
+
+def biased_exponent(values: Tensor) -> Tensor:
+    """The code of the greatest power of two that is <= each magnitude; 0 for zero and subnormals.
+
+    values   [...] f32
+    returns  [...] i32
+    """
+    return (values.view(torch.int32) >> 23) & 255
 
 
 @lru_cache(maxsize=16)

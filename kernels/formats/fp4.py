@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import e8m0
+from .block import fold
 
 NAME = "E2M1"
 GROUP = 32
@@ -63,3 +64,62 @@ def _pairs(device: torch.device) -> Tensor:
     values = torch.tensor([*MAGNITUDES, *(-magnitude for magnitude in MAGNITUDES)])
     codes = torch.arange(256)
     return torch.complex(values[codes & 15], values[codes >> 4]).to(device)
+
+
+def encode(values: Tensor) -> Tensor:
+    """The nearest E2M1 codes, ties to the even one, saturating at +-6; zero keeps its sign.
+
+    values   [...] f32
+    returns  [...] u8, 0..15
+    """
+    size = values.abs()
+    # Whether a midpoint belongs to the code above it decides between > and >=.
+    code = (size > 0.25).to(torch.uint8) + (size >= 0.75) + (size > 1.25) + (size >= 1.75)
+    code = code + (size > 2.5) + (size >= 3.5) + (size > 5.0)
+    return code | (torch.signbit(values).to(torch.uint8) << 3)
+
+
+def quantise_groups(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes and scales of groups of 32 values, each scale the better of the two that fit.
+
+    values   [n, 32] f32
+    returns  [n, 32] u8 codes and [n, 1] u8 E8M0 scales
+
+    The smaller scale cuts off a largest value above 6, the larger one is coarser; the one of less
+    squared error is taken. Values that lie on one group's grid come back exactly.
+    """
+    # The largest magnitude's exponent, less the 2 of the largest power of two in E2M1.
+    exponent = e8m0.biased_exponent(values.abs().amax(-1, keepdim=True))
+    low = (exponent - 2).clamp(0, e8m0.LARGEST - 1).to(torch.uint8)
+    high = low + 1
+    low_codes, low_error = _codes_and_error(values, low)
+    high_codes, high_error = _codes_and_error(values, high)
+    # Each error is in units of its own scale, squared: twice the scale, four times the error.
+    better = 4 * high_error < low_error
+    return torch.where(better, high_codes, low_codes), torch.where(better, high, low)
+
+
+def quantise(values: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix packed with one scale for each 32 values of a row.
+
+    values   [n, k] f32, k a multiple of 32
+    returns  [n, k / 2] u8 and [n, k / 32] u8, as `dequantise` takes them
+
+    Raises ValueError on another shape and on values that are not finite.
+    """
+    n, k = values.shape
+    if k % GROUP:
+        raise ValueError(f"{NAME}: rows are whole groups of {GROUP}, got {k} values")
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError(f"{NAME}: a value is not finite")
+    codes, scales = quantise_groups(values.float().reshape(-1, GROUP))
+    pairs = codes.view(n, k // PER_BYTE, PER_BYTE)
+    return pairs[..., 0] | (pairs[..., 1] << 4), scales.view(n, k // GROUP)
+
+
+def _codes_and_error(values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    scaled = values / e8m0.decode(scales)
+    codes = encode(scaled)
+    magnitude = torch.tensor(MAGNITUDES, device=values.device)[(codes & 7).int()]
+    miss = magnitude - scaled.abs()
+    return codes, fold((miss * miss).T).unsqueeze(-1)

@@ -5,6 +5,7 @@ Source: model specification, sections 1.1 (layer roles), 3.2 (Engram rows), 3.6 
 
 from __future__ import annotations
 
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from protocol.errors import ConfigError
@@ -121,16 +122,14 @@ def engram_column_rows(config: ModelConfig) -> tuple[tuple[int, ...], ...]:
     The search starts at engram_vocab_size; a prime serves once in the whole model.
     Source: model specification, section 3.2.
     """
-    candidate = config.engram_first_prime
-    tables: list[tuple[int, ...]] = []
-    for _ in config.engram_layers:
-        primes: list[int] = []
-        while len(primes) < config.engram_columns:
-            if _is_prime(candidate):
-                primes.append(candidate)
-            candidate += 1
-        tables.append(tuple(primes))
-    return tuple(tables)
+    columns = config.engram_columns
+    primes = primes_from(config.engram_first_prime, columns * len(config.engram_layers))
+    return tuple(primes[start : start + columns] for start in range(0, len(primes), columns))
+
+
+def primes_from(start: int, n_primes: int) -> tuple[int, ...]:
+    """Return the first primes that are not below `start`, ascending."""
+    return tuple(islice(filter(_is_prime, count(start)), n_primes))
 
 
 def _is_prime(number: int) -> bool:

@@ -53,7 +53,7 @@ def read_header(path: Path) -> tuple[Shard, list[TensorEntry]]:
         raise ShardFileError(f"{path}: the shard is missing") from None
     except (OSError, ValueError) as error:
         raise ShardFileError(f"{path}: cannot be opened: {error}") from None
-    with open(descriptor, "rb", buffering=0) as file:
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
         status = os.fstat(descriptor)
         if not S_ISREG(status.st_mode):
             raise ShardFileError(f"{path}: is not a regular file")
@@ -79,8 +79,9 @@ def read_header(path: Path) -> tuple[Shard, list[TensorEntry]]:
 def load_index(directory: Path) -> SafetensorsIndex:
     """Return what the shards of a model directory hold.
 
-    The index names the shards; without one, `model.safetensors` alone is the model. Raises ShardError
-    where files are missing or damaged, where a tensor stands twice, or where index and shards differ.
+    The index names the shards; without one, `model.safetensors` alone is the model. Raises
+    ShardError where files are missing or damaged, where a tensor stands twice, or where index and
+    shards differ.
     """
     weight_map, total = _read_weight_map(directory)
     if weight_map is None:

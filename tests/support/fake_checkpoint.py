@@ -18,7 +18,7 @@ import numpy as np
 from protocol.files.config_rules import primes_from
 from protocol.files.model_config import ModelConfig, parse_model_config
 from protocol.files.safetensors_header import DTYPE_BITS, LENGTH_BYTES
-from protocol.files.safetensors_index import INDEX_NAME, SINGLE_NAME
+from protocol.files.safetensors_index import INDEX_NAME, SINGLE_NAME, load_index
 from protocol.files.tensor_table import ExpectedTensor, expected_tensors
 
 N_DRAFT_STAGES = 1
@@ -150,8 +150,8 @@ def write_fake_checkpoint(
 ) -> Path:
     """Write a whole model directory and return it.
 
-    Engram tables stand in the last shard, layers are spread evenly over the others. `single_file`
-    writes `model.safetensors` without an index; `skipped` adds tensors that the engine leaves alone.
+    Engram tensors stand in the last shard, layers are spread evenly over the others. `single_file`
+    writes `model.safetensors` without an index; `skipped` adds tensors that an engine leaves alone.
     """
     raw = fake_config(
         n_layers=n_layers,
@@ -192,7 +192,7 @@ def fake_tensors(config: ModelConfig, seed: int, *, skipped: bool = True) -> dic
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, RawTensor]) -> None:
-    """Write one file in the library's order: wide dtypes first, then by name; header padded to 8."""
+    """Write one file in the library's order: wide dtypes first, then by name."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     parts: list[bytes] = []
     end = 0
@@ -215,7 +215,7 @@ def write_index(directory: Path, weight_map: Mapping[str, str], n_bytes: int) ->
 
 
 def edit_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Rewrite a shard's header in place: `change` edits the parsed one; bytes it returns go in raw."""
+    """Rewrite a shard's header: `change` edits the parsed one; bytes that it returns go in raw."""
     content = path.read_bytes()
     n_header = int.from_bytes(content[:LENGTH_BYTES], "little")
     header = json.loads(content[LENGTH_BYTES : LENGTH_BYTES + n_header])
@@ -231,8 +231,20 @@ def edit_config(directory: Path, change: Callable[[dict[str, Any]], object]) -> 
     _write_json(directory / "config.json", raw)
 
 
+def blank_daemon_bytes(directory: Path) -> None:
+    """Overwrite with zeros every byte that belongs to the daemon: routed experts, Engram tables."""
+    config = parse_model_config(json.loads((directory / "config.json").read_text()), "config")
+    index = load_index(directory)
+    for name, wanted in expected_tensors(config).items():
+        if wanted.kind != "dense":
+            entry = index.tensors[name]
+            with entry.shard.path.open("r+b") as file:
+                file.seek(entry.offset)
+                file.write(bytes(entry.n_bytes))
+
+
 def word_tokenizer(vocab_size: int) -> dict[str, Any]:
-    """Return a tokenizer.json of words: id 2k is `wk`, id 2k+1 is `Wk`; compressed ids are id // 2."""
+    """Return a tokenizer.json of words: id 2k is `wk`, 2k+1 is `Wk`; compressed ids are id // 2."""
     words = [f"{'wW'[token % 2]}{token // 2}" for token in range(vocab_size)]
     return {
         "version": "1.0",
@@ -279,12 +291,10 @@ def _fake_data(name: str, tensor: ExpectedTensor, seed: int) -> bytes:
     if tensor.dtype == "F8_E4M3":  # magnitudes from 0 to 4, all codes below 0x49
         signs = random.integers(0, 2, shape, np.uint8) << 7
         return (random.integers(0, 0x49, shape, np.uint8) | signs).tobytes()
-    if (
-        tensor.dtype == "F8_E8M0"
-    ):  # a matrix of scales gets gain 1 with values of this root mean square
-        mean = 2.9 if tensor.kind == "expert" else 1.2
+    if tensor.dtype == "F8_E8M0":
+        root_mean_square = 2.9 if tensor.kind == "expert" else 1.2  # of the weights' codes
         fan_in = 1 if tensor.kind == "engram" else shape[-1] * 32
-        base = 127 - round(np.log2(mean * fan_in**0.5))
+        base = 127 - round(np.log2(root_mean_square * fan_in**0.5))
         return random.integers(base - 1, base + 2, shape, np.uint8).tobytes()
     return random.integers(0, 256, shape, np.uint8).tobytes()
 

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from expert_daemon import row_table
+from expert_daemon.range_reader import RangeReader
+from expert_daemon.reader_threads import ReaderThreads
+from expert_daemon.row_table import RowTable
+from expert_daemon.rows import EngramRows
+from expert_daemon.source import FileSource
+from protocol.files.safetensors_index import Shard
+from protocol.files.slice_map import ByteRange, EngramTable
+from tests.support.faulty_source import Faults, FaultySource, overlaps
+
+pytestmark = pytest.mark.timeout(60)
+
+N_ROWS, VALUE, SCALE = 5000, 96, 3
+VALUES_AT, SCALES_AT = 777, 500_001
+
+
+class Harness:
+    """One table in one file, rows served into a ring of 400."""
+
+    def __init__(self, directory, ring_rows=400, faults=None):
+        rng = np.random.default_rng(1)
+        bytes_ = rng.integers(0, 256, 600_000, dtype=np.uint8)
+        path = directory / "table.bin"
+        path.write_bytes(bytes_.tobytes())
+        shard = Shard(path, len(bytes_))
+        values = bytes_[VALUES_AT : VALUES_AT + N_ROWS * VALUE].reshape(N_ROWS, VALUE)
+        scales = bytes_[SCALES_AT : SCALES_AT + N_ROWS * SCALE].reshape(N_ROWS, SCALE)
+        self.wanted = np.concatenate([values, scales], axis=1)
+        table = EngramTable(
+            index=0,
+            layer=1,
+            n_rows=N_ROWS,
+            values=ByteRange(shard, VALUES_AT, N_ROWS * VALUE),
+            scales=ByteRange(shard, SCALES_AT, N_ROWS * SCALE),
+            value_bytes=VALUE,
+            scale_bytes=SCALE,
+        )
+        files = FileSource([shard], direct=True)
+        self.source = FaultySource(files, faults) if faults else files
+        self.threads = ReaderThreads(2, 4 << 20)
+        self.ring = np.full((ring_rows, VALUE + SCALE), 0xEE, np.uint8)
+        self.wakes = threading.Semaphore(0)
+        tables = [RowTable(table, [shard], RangeReader(self.source))]
+        self.rows = EngramRows(tables, self.ring, self.threads, self.wakes.release)
+
+    def ready(self, timeout=10.0):
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            self.wakes.acquire(timeout=0.05)
+            jobs = self.rows.drain()
+            if jobs:
+                return jobs
+        return []
+
+    def ask(self, numbers, request=1, session=1):
+        self.rows.request(session, request, 0, np.asarray(numbers, np.uint32))
+
+    def read(self, numbers, request=1):
+        self.ask(numbers, request)
+        (job,) = self.ready()
+        found = self.ring[job.position : job.position + len(numbers)].copy()
+        self.rows.done(1, request)
+        return found, job.faults
+
+    def close(self):
+        assert self.threads.close(5)
+        self.source.close()
+
+
+@pytest.fixture(params=["kept", "read"])
+def harness(tmp_path, request, monkeypatch):
+    if request.param == "read":
+        monkeypatch.setattr(row_table, "MAX_SCALES_KEPT_BYTES", 0)
+    made = []
+
+    def make(**options):
+        made.append(Harness(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("n_rows", [1, 24, 64, 65, 399])
+def test_rows_stand_in_the_ring_in_the_order_asked_for_duplicates_and_all(harness, n_rows):
+    h = harness()
+    rng = np.random.default_rng(n_rows)
+    numbers = rng.integers(0, N_ROWS, n_rows)
+    numbers[-1] = numbers[0]
+    for request in (1, 2):
+        found, faults = h.read(numbers, request)
+        assert faults == []
+        assert (found == h.wanted[numbers]).all()
+    found, _ = h.read([0, N_ROWS - 1], 3)
+    assert (found == h.wanted[[0, N_ROWS - 1]]).all()
+
+
+def test_cached_rows_are_read_without_a_thread(harness):
+    h = harness()
+    numbers = np.arange(0, N_ROWS, 99)[:40]
+    h.read(numbers, 1)
+    h.read(numbers, 2)
+    assert h.rows.n_inline >= 40
+
+
+def test_requests_wait_for_room_in_order(harness):
+    h = harness()
+    h.ask(range(300), 1)
+    h.ask(range(200), 2)
+    h.ask(range(10), 3)
+    assert [job.request for job in h.ready()] == [1]
+    time.sleep(0.05)
+    assert h.rows.drain() == []
+    h.rows.done(1, 1)
+    jobs = h.ready()
+    while len(jobs) < 2:
+        jobs += h.ready()
+    assert sorted(job.request for job in jobs) == [2, 3]
+
+
+def test_the_same_request_again_is_announced_again_and_reads_nothing(harness):
+    h = harness()
+    h.ask([5], 1)
+    first = h.ready()[0]
+    n_rows_read = h.rows.n_rows_read
+    h.ask([5], 1)
+    assert h.ready() == [first]
+    assert h.rows.n_rows_read == n_rows_read
+
+
+def test_a_region_is_free_again_only_after_its_reads_have_returned(harness):
+    faults = Faults(stuck=lambda *_: not faults.unstick.is_set())
+    faults.unstick.set()
+    h = harness(faults=faults)
+    faults.unstick.clear()
+    h.ask(range(400), 1)
+    h.rows.client_gone(1)
+    h.ask([1], 2, session=2)
+    assert h.rows.drain() == []
+    faults.unstick.set()
+    assert [(job.session, job.request) for job in h.ready()] == [(2, 2)]
+
+
+def test_one_bad_row_fails_alone(harness):
+    faults = Faults(eio=overlaps(0, VALUES_AT + 10 * VALUE, VALUE))
+    h = harness(faults=faults)
+    found, errors = h.read(range(100))
+    assert [(row, code) for row, code, _ in errors] == [(10, "EIO")]
+    assert "table.bin" in errors[0][2]
+    assert "row 10" in errors[0][2]
+    good = [row for row in range(100) if row != 10]
+    assert (found[good] == h.wanted[good]).all()
+    assert not found[10].any()
+
+
+def test_short_reads_of_rows_are_read_on(harness):
+    h = harness(faults=Faults(short=50))
+    found, errors = h.read(range(50, 90))
+    assert errors == []
+    assert (found == h.wanted[50:90]).all()

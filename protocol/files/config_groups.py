@@ -51,8 +51,9 @@ def check_kind(root: ConfigFields) -> None:
     text.fixed("attention_dropout", 0.0, optional=True)
     text.fixed("num_hash_layers", 0, optional=True)
     text.fixed("gate_temp", 1.0, optional=True)
-    rope_type = "rope_type" if "rope_type" in text.inner("rope_scaling").raw else "type"
-    text.inner("rope_scaling").fixed(rope_type, "yarn")
+    scaling = text.inner("rope_scaling")
+    has_old_name = "type" in scaling.raw and "rope_type" not in scaling.raw
+    scaling.fixed("type" if has_old_name else "rope_type", "yarn")
 
 
 def attention_fields(text: ConfigFields, n_layers: int, drafts: int) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from stat import S_ISREG
 
@@ -53,27 +52,16 @@ def read_header(path: Path) -> tuple[Shard, list[TensorEntry]]:
         raise ShardFileError(f"{path}: the shard is missing") from None
     except (OSError, ValueError) as error:
         raise ShardFileError(f"{path}: cannot be opened: {error}") from None
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
+    try:
         status = os.fstat(descriptor)
         if not S_ISREG(status.st_mode):
             raise ShardFileError(f"{path}: is not a regular file")
         shard = Shard(path, status.st_size)
-        try:
-            n_header = int.from_bytes(_read_exactly(file, LENGTH_BYTES, path), "little")
-            if n_header > HEADER_BYTES_MAX:
-                raise ShardFileError(
-                    f"{path}: says that its header has {n_header} bytes, wanted at most "
-                    f"{HEADER_BYTES_MAX}"
-                )
-            if n_header > shard.n_bytes - LENGTH_BYTES:
-                raise ShardFileError(
-                    f"{path}: says that its header has {n_header} bytes, the file has "
-                    f"{shard.n_bytes} in all"
-                )
-            data = _read_exactly(file, n_header, path)
-        except OSError as error:
-            raise ShardFileError(f"{path}: its header cannot be read: {error}") from None
-    return shard, parse_header(data, shard)
+        return shard, parse_header(_header_bytes(descriptor, shard), shard)
+    except OSError as error:
+        raise ShardFileError(f"{path}: its header cannot be read: {error}") from None
+    finally:
+        os.close(descriptor)
 
 
 def load_index(directory: Path) -> SafetensorsIndex:
@@ -108,17 +96,26 @@ def load_index(directory: Path) -> SafetensorsIndex:
     return SafetensorsIndex(tuple(shards), tensors)
 
 
-def _read_exactly(file: FileIO, n_bytes: int, path: Path) -> bytes:
+def _header_bytes(descriptor: int, shard: Shard) -> bytes:
+    """Return the JSON part of a header, after its length has been compared with the file."""
+    n_header = int.from_bytes(_read_exactly(descriptor, 0, LENGTH_BYTES, shard), "little")
+    says = f"{shard.path}: says that its header has {n_header} bytes"
+    if n_header > HEADER_BYTES_MAX:
+        raise ShardFileError(f"{says}, wanted at most {HEADER_BYTES_MAX}")
+    if n_header > shard.n_bytes - LENGTH_BYTES:
+        raise ShardFileError(f"{says}, the file has {shard.n_bytes} in all")
+    return _read_exactly(descriptor, LENGTH_BYTES, n_header, shard)
+
+
+def _read_exactly(descriptor: int, offset: int, n_bytes: int, shard: Shard) -> bytes:
     parts: list[bytes] = []
-    wanted = n_bytes
-    while wanted:
-        part = file.read(wanted)
+    end = offset + n_bytes
+    while offset < end:
+        part = os.pread(descriptor, end - offset, offset)
         if not part:
-            raise ShardFileError(
-                f"{path}: ends inside its header, {n_bytes - wanted} of {n_bytes} bytes in"
-            )
+            raise ShardFileError(f"{shard.path}: ends at byte {offset}, inside its header")
         parts.append(part)
-        wanted -= len(part)
+        offset += len(part)
     return b"".join(parts)
 
 

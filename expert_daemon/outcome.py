@@ -7,8 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protocol.errors import ProtocolError
+
 SlotChange = tuple[int, int, int]
 """(layer, expert, slot), slot -1 = the key left the table."""
+
+
+class RequestRefused(ProtocolError):
+    """A message that this engine or reader may not send now. Nothing was changed."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        """Take one of `protocol.wire.messages.REFUSALS` and what was found and wanted."""
+        super().__init__(text)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,36 +1,168 @@
-"""Which key leaves the arena first. Pure; over flat keys, layer * n_experts + expert."""
+"""Which key leaves the arena first. Pure; over flat keys, layer * n_experts + expert.
+
+Slot numbers are unknown here, so they can order nothing. Equal scores go by last use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import ConfigError
+
+from .ranking import Keys, Ranking
+
+MOST_USES = 16.0
 
 
 class Policy(Protocol):
-    """Order of eviction. Slot numbers are unknown here, so they can order nothing."""
+    """An order of eviction."""
 
-    def use(self, key: int) -> None:
-        """Count one use of `key`, resident or not."""
+    name: str
+
+    def use(self, keys: Keys) -> None:
+        """Count one use of each key, resident or not; no key twice."""
 
     def admit(self, key: int) -> None:
-        """`key` is resident from now on and may be a victim."""
+        """`key` is resident from now on."""
 
     def evict(self, key: int) -> None:
-        """`key` is no longer resident."""
+        """`key` was chosen as a victim and is no longer resident."""
 
-    def candidates(self) -> Iterator[int]:
-        """Yield the resident keys, the first to go first; change nothing while iterating."""
+    def victims(self, n: int, excluded: Container[int]) -> list[int]:
+        """Up to `n` residents to give up, the first to go first, none of `excluded`."""
 
-    def score(self, key: int) -> float:
-        """What the slot header shows: higher stays longer."""
+    def scores(self, keys: Keys) -> NDArray[np.float64]:
+        """What the slot headers show: of two residents the lower goes first."""
 
-    def last_use(self, key: int) -> int:
-        """Tick of the last use or admission, 0 = never."""
+    def last_uses(self, keys: Keys) -> Keys:
+        """Ticks of the last uses (or of the admission), 0 = never."""
+
+    def figures(self, key: int) -> tuple[float, int]:
+        """(score, last use) of one key."""
+
+    def residents(self) -> Keys:
+        """The resident keys, ascending."""
 
     def restore(self, residents: list[tuple[int, float, int]]) -> None:
-        """Take (key, score, last_use) of a former daemon's residents; called once, when empty."""
+        """Take (key, score, last_use) of a former daemon's residents; once, when empty."""
+
+
+class LfuAging:
+    """Least frequently used with dynamic aging: score = L + c, as of the key's last use.
+
+    On use c = min(16, c + 1). On eviction L = the victim's score and its c is halved. c outlives
+    residence. Source: DESIGN.md section 8.
+    """
+
+    name = "lfu-da"
+
+    def __init__(self, n_keys: int) -> None:
+        self._ranking = Ranking(n_keys)
+        self._count = np.zeros(n_keys, np.float64)
+        self._age = 0.0
+
+    def use(self, keys: Keys) -> None:
+        """Raise the counts and set the scores anew."""
+        count = np.minimum(MOST_USES, self._count[keys] + 1.0)
+        self._count[keys] = count
+        self._ranking.use(keys, self._age + count)
+
+    def admit(self, key: int) -> None:
+        """Enter with what the key earned before."""
+        self._ranking.add(key, self._age + float(self._count[key]))
+
+    def evict(self, key: int) -> None:
+        """Age everybody by what the victim had."""
+        self._ranking.remove(key)
+        self._age = self._ranking.score(key)
+        self._count[key] *= 0.5
+
+    def victims(self, n: int, excluded: Container[int]) -> list[int]:
+        """The lowest scores; of equal ones the longest unused."""
+        return self._ranking.lowest(n, excluded)
+
+    def scores(self, keys: Keys) -> NDArray[np.float64]:
+        """L + c of the last use."""
+        return self._ranking.scores(keys)
+
+    def last_uses(self, keys: Keys) -> Keys:
+        """Ticks of the last uses."""
+        return self._ranking.last_uses(keys)
+
+    def figures(self, key: int) -> tuple[float, int]:
+        """(score, last use) of one key."""
+        return self._ranking.score(key), self._ranking.last_use(key)
+
+    def residents(self) -> Keys:
+        """The resident keys, ascending."""
+        return self._ranking.residents
+
+    def restore(self, residents: list[tuple[int, float, int]]) -> None:
+        """Take the scores over; L is the lowest of them, c what a score has above it."""
+        if not residents:
+            return
+        self._age = min(score for _, score, _ in residents)
+        for key, score, _ in residents:
+            self._count[key] = min(MOST_USES, score - self._age)
+        self._ranking.restore(residents)
+
+
+class Lru:
+    """Least recently used; the score is the tick of the last use."""
+
+    name = "lru"
+
+    def __init__(self, n_keys: int) -> None:
+        self._ranking = Ranking(n_keys)
+
+    def use(self, keys: Keys) -> None:
+        """Move the keys to the end."""
+        first = self._ranking.tick + 1
+        self._ranking.use(keys, np.arange(first, first + len(keys), dtype=np.float64))
+
+    def admit(self, key: int) -> None:
+        """Enter as the one used last."""
+        self._ranking.add(key, float(self._ranking.tick + 1))
+
+    def evict(self, key: int) -> None:
+        """Forget the key."""
+        self._ranking.remove(key)
+
+    def victims(self, n: int, excluded: Container[int]) -> list[int]:
+        """The longest unused."""
+        return self._ranking.lowest(n, excluded)
+
+    def scores(self, keys: Keys) -> NDArray[np.float64]:
+        """Ticks of the last uses."""
+        return self._ranking.scores(keys)
+
+    def last_uses(self, keys: Keys) -> Keys:
+        """Ticks of the last uses."""
+        return self._ranking.last_uses(keys)
+
+    def figures(self, key: int) -> tuple[float, int]:
+        """(score, last use) of one key."""
+        return self._ranking.score(key), self._ranking.last_use(key)
+
+    def residents(self) -> Keys:
+        """The resident keys, ascending."""
+        return self._ranking.residents
+
+    def restore(self, residents: list[tuple[int, float, int]]) -> None:
+        """Take the order over; ticks count anew."""
+        for key, _, _ in sorted(residents, key=lambda entry: (entry[2], entry[0])):
+            self.admit(key)
+
+
+POLICIES: dict[str, type[LfuAging | Lru]] = {LfuAging.name: LfuAging, Lru.name: Lru}
 
 
 def make_policy(name: str, n_keys: int) -> Policy:
     """Return the policy called `lfu-da` or `lru`. Raises ConfigError for another name."""
-    raise NotImplementedError(name)
+    if name not in POLICIES:
+        raise ConfigError(f"policy is {name!r}, wanted one of {', '.join(sorted(POLICIES))}")
+    return POLICIES[name](n_keys)

@@ -1,0 +1,110 @@
+"""The slot cache's parts wired together, on a new arena or on one that a former daemon left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .counters import CacheCounters
+from .fetches import FetchDesk
+from .flights import Flights
+from .leases import LeaseBook
+from .placement import Placement
+from .policy import Policy
+from .retirement import RetireQueue
+from .slots import SlotBook
+from .versions import VersionLog
+from .windows import WindowDesk
+
+
+class Engine(Enum):
+    """Who may hold a device table that names arena slots."""
+
+    NONE = 0
+    UNKNOWN = 1  # a former daemon's engine may live
+    ATTACHED = 2
+
+
+def _word() -> NDArray[np.uint64]:
+    return np.zeros(1, np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMemory:
+    """The arrays that the cache alone writes; views of the arena, or any others."""
+
+    table: NDArray[np.int32]  # [n_layers, n_experts], C order
+    headers: NDArray[Any]  # [n_slots] of protocol.arena.layout.HEADER
+    sequence: NDArray[np.uint64] = field(default_factory=_word)  # [1], odd while the table changes
+    version: NDArray[np.uint64] = field(default_factory=_word)  # [1], shows the table's version
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """Numbers from the arena's budget."""
+
+    free_pool: int  # slots kept FREE for readers and prefetch
+    lease_quota: int  # leases of all readers together, those being read included
+    history: int = 8192  # keys whose last change is remembered for `changes_since`
+
+
+class CacheParts:
+    """What SlotCache works with."""
+
+    def __init__(
+        self, memory: CacheMemory, policy: Policy, limits: CacheLimits, first_version: int
+    ) -> None:
+        """Wire the parts; `empty` and `adopt` also bring the slots into a consistent state."""
+        n_experts = memory.table.shape[1]
+        self.memory = memory
+        self.policy = policy
+        self.engine = Engine.NONE
+        self.counters = CacheCounters()
+        self.book = SlotBook(
+            memory.table,
+            memory.headers,
+            versions=VersionLog(n_experts, first_version, limits.history),
+            sequence=memory.sequence,
+            version_word=memory.version,
+        )
+        self.retired = RetireQueue()
+        self.flights = Flights(self.book, policy, self.retired, self.counters)
+        self.windows = WindowDesk()
+        self.leases = LeaseBook(limits.lease_quota)
+        self.fetches = FetchDesk(self.leases, n_experts)
+        self.placement = Placement(
+            self.book,
+            policy,
+            self.retired,
+            self.leases,
+            self.counters,
+            free_pool=limits.free_pool,
+        )
+
+    @classmethod
+    def empty(cls, memory: CacheMemory, policy: Policy, limits: CacheLimits) -> CacheParts:
+        """Every slot FREE, every table entry -1."""
+        parts = cls(memory, policy, limits, 0)
+        parts.book.reset()
+        return parts
+
+    @classmethod
+    def adopt(
+        cls, memory: CacheMemory, policy: Policy, limits: CacheLimits, *, engine_may_live: bool
+    ) -> CacheParts:
+        """READY slots stay; the others are RETIRING in a new version, or FREE without an engine."""
+        headers = memory.headers
+        found = max(int(headers["version"].max(initial=0)), int(memory.version[0]))
+        parts = cls(memory, policy, limits, found + 1)
+        parts.engine = Engine.UNKNOWN if engine_may_live else Engine.NONE
+        for slot in parts.book.adopt(free_others=not engine_may_live):
+            parts.retired.add(slot, found + 1)
+        score, last_use = headers["score"].tolist(), headers["last_use"].tolist()
+        slot_of = parts.book.slot_of
+        parts.counters.n_restored = len(slot_of)
+        policy.restore([(key, score[slot], last_use[slot]) for key, slot in slot_of.items()])
+        return parts

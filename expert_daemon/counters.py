@@ -1,0 +1,32 @@
+"""What the slot cache counts, from the daemon's start on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """n_requested = n_hits + n_adopted + n_misses + n_no_slot + those still without a slot.
+
+    n_loads = n_published + n_failed + n_discarded + reads under way.
+    """
+
+    n_requests: int = 0  # MissRequests, repeats not counted
+    n_requested: int = 0  # keys in them
+    n_hits: int = 0  # READY when the request came
+    n_adopted: int = 0  # under way for somebody else
+    n_misses: int = 0  # read for the request
+    n_no_slot: int = 0  # nothing could be evicted, or not before the request was cancelled
+    n_cancelled: int = 0  # requests cancelled
+    n_uses: int = 0  # (step, layer, expert) counted
+    n_fetch_hits: int = 0  # keys of readers that were READY
+    n_fetch_misses: int = 0  # keys of readers that were not
+    n_fetch_busy: int = 0  # Fetches sent away, the quota being in use
+    n_loads: int = 0  # reads begun
+    n_published: int = 0  # READY since
+    n_failed: int = 0
+    n_discarded: int = 0  # returned after they were disowned
+    n_evictions: int = 0  # READY slots taken inside a window
+    n_retirements: int = 0  # READY slots given up outside of one
+    n_restored: int = 0  # READY slots that a former daemon left

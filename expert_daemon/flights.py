@@ -1,0 +1,121 @@
+"""Reads under way: one a slot, from LOADING to whatever the read's return makes of it.
+
+A slot stays LOADING until its read has returned, whatever was cancelled or given up meanwhile. A
+read publishes only if its slot still has the generation that it started with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .counters import CacheCounters
+from .outcome import Load
+from .policy import Policy
+from .retirement import RetireQueue
+from .slots import SlotBook
+
+
+@dataclass(slots=True)
+class Flight:
+    """One read. `left` is the version in which the slot's old key left the table, 0: was FREE."""
+
+    load: Load
+    key: int
+    left: int
+
+
+class Flights:
+    """The LOADING slots and the keys that they are to hold."""
+
+    def __init__(
+        self, book: SlotBook, policy: Policy, retired: RetireQueue, counters: CacheCounters
+    ) -> None:
+        self._book = book
+        self._policy = policy
+        self._retired = retired
+        self._counters = counters
+        self._of_slot: dict[int, Flight] = {}
+        self._of_key: dict[int, Flight] = {}  # without those disowned
+
+    def __len__(self) -> int:
+        return len(self._of_slot)
+
+    @property
+    def keys(self) -> frozenset[int]:
+        """Keys that a read may still publish."""
+        return frozenset(self._of_key)
+
+    @property
+    def slots(self) -> frozenset[int]:
+        """Slots with a read outstanding."""
+        return frozenset(self._of_slot)
+
+    def load_of(self, key: int) -> Load | None:
+        """The read that will publish `key`, if one is under way."""
+        flight = self._of_key.get(key)
+        return None if flight is None else flight.load
+
+    def any_but(self, keys: frozenset[int]) -> bool:
+        """Whether a read of a key outside `keys` may still publish."""
+        return any(key not in keys for key in self._of_key)
+
+    def begin(self, key: int, slot: int, *, demand: bool) -> Load:
+        """Turn a FREE or READY slot into a LOADING one of `key`; the read may start after it."""
+        assert key not in self._of_key, f"key {key} is being read already"
+        evicted = self._book.key[slot]
+        left = self._book.to_loading(slot, key)
+        if left:
+            self._policy.evict(evicted)
+            self._counters.n_evictions += 1
+        self._counters.n_loads += 1
+        layer, expert = divmod(key, self._book.n_experts)
+        load = Load(slot, layer, expert, self._book.generation[slot], demand)
+        self._of_slot[slot] = self._of_key[key] = Flight(load, key, left)
+        return load
+
+    def disown(self, load: Load) -> int | None:
+        """The read may not publish any more; return its key, or None where it could not anyway."""
+        flight = self._outstanding(load)
+        if self._of_key.get(flight.key) is not flight:
+            return None
+        self._book.raise_generation(load.slot)
+        del self._of_key[flight.key]
+        return flight.key
+
+    def land(self, load: Load, checksum: int | None) -> int | None:
+        """The read has returned, whole if a checksum is given; return its key unless disowned.
+
+        The key is READY where it was whole and not disowned, else the slot goes to FREE or
+        RETIRING, depending on where it came from.
+        """
+        flight = self._outstanding(load)
+        del self._of_slot[load.slot]
+        owned = load.generation == self._book.generation[load.slot]
+        if owned:
+            del self._of_key[flight.key]
+        if owned and checksum is not None:
+            self._publish(flight, checksum)
+        else:
+            self._give_back(flight)
+            self._counters.n_failed += owned
+            self._counters.n_discarded += not owned
+        return flight.key if owned else None
+
+    def _give_back(self, flight: Flight) -> None:
+        slot = flight.load.slot
+        if flight.left:
+            self._retired.add(slot, self._book.to_retiring(slot, flight.left))
+        else:
+            self._book.to_free(slot)
+
+    def _publish(self, flight: Flight, checksum: int) -> None:
+        key = flight.key
+        self._counters.n_published += 1
+        self._policy.admit(key)
+        self._book.to_ready(flight.load.slot, checksum, *self._policy.figures(key))
+
+    def _outstanding(self, load: Load) -> Flight:
+        flight = self._of_slot.get(load.slot)
+        assert flight is not None, f"{load} has returned already"
+        assert flight.load == load, f"{load} has returned already"
+        return flight

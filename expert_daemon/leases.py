@@ -1,0 +1,80 @@
+"""Leases: slots that keep their bytes because a reader holds them.
+
+The quota is the daemon's, over all readers: leases held and leases promised to keys that are still
+being read. Each lease counts, also a second one of the same slot.
+"""
+
+from __future__ import annotations
+
+
+class LeaseBook:
+    """Who holds which slot, how often."""
+
+    def __init__(self, quota: int) -> None:
+        self.quota = quota
+        self._promised = 0
+        self._held = 0
+        self._pins: dict[int, int] = {}  # slot: leases of all clients
+        self._clients: dict[int, dict[tuple[int, int], int]] = {}  # (slot, generation): leases
+
+    @property
+    def n_held(self) -> int:
+        """Leases of all readers."""
+        return self._held
+
+    @property
+    def n_promised(self) -> int:
+        """Leases that keys being read will become."""
+        return self._promised
+
+    @property
+    def pins(self) -> dict[int, int]:
+        """Leased slots; only to look at."""
+        return self._pins
+
+    def promise(self, n: int) -> bool:
+        """Set `n` leases aside; False where the quota does not allow that now."""
+        if self._held + self._promised + n > self.quota:
+            return False
+        self._promised += n
+        return True
+
+    def withdraw(self, n: int) -> None:
+        """Take `n` promises back."""
+        self._promised -= n
+        assert self._promised >= 0, "more promises taken back than made"
+
+    def take(self, client: int, slot: int, generation: int) -> None:
+        """Turn a promise into a lease."""
+        self.withdraw(1)
+        self._held += 1
+        self._pins[slot] = self._pins.get(slot, 0) + 1
+        mine = self._clients.setdefault(client, {})
+        mine[slot, generation] = mine.get((slot, generation), 0) + 1
+
+    def drop(self, client: int, slot: int, generation: int) -> bool:
+        """End one lease; False where the client holds none of that slot and generation."""
+        mine = self._clients.get(client, {})
+        if (slot, generation) not in mine:
+            return False
+        self._forget(mine, slot, generation, 1)
+        if not mine:
+            del self._clients[client]
+        return True
+
+    def drop_client(self, client: int) -> int:
+        """End all leases of a client; returns how many."""
+        mine = self._clients.pop(client, {})
+        n = sum(mine.values())
+        for (slot, generation), count in list(mine.items()):
+            self._forget(mine, slot, generation, count)
+        return n
+
+    def _forget(self, mine: dict[tuple[int, int], int], slot: int, generation: int, n: int) -> None:
+        mine[slot, generation] -= n
+        if not mine[slot, generation]:
+            del mine[slot, generation]
+        self._held -= n
+        self._pins[slot] -= n
+        if not self._pins[slot]:
+            del self._pins[slot]

@@ -1,0 +1,184 @@
+"""The slots' states, the slot table and the headers: the only writer of all three.
+
+Every method is one legal edge of the state machine and stores in the order that a killed daemon's
+successor relies on: the table entry to -1 before the header changes, LOADING before the first byte
+may be written, READY last. What the arrays say is mirrored in Python lists for speed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.arena.layout import SlotState
+
+from .versions import VersionLog
+
+FREE, LOADING, READY, RETIRING = (
+    SlotState.FREE,
+    SlotState.LOADING,
+    SlotState.READY,
+    SlotState.RETIRING,
+)
+
+
+class SlotBook:
+    """State, key and generation of each slot; `slot_of` holds the READY keys."""
+
+    def __init__(
+        self,
+        table: NDArray[np.int32],
+        headers: NDArray[Any],
+        *,
+        versions: VersionLog,
+        sequence: NDArray[np.uint64] | None,
+        version_word: NDArray[np.uint64] | None,
+    ) -> None:
+        """Mirror what the headers say; `reset` or `adopt` makes that consistent."""
+        self.n_experts: int = table.shape[1]
+        self.table = table
+        self.headers = headers
+        self.versions = versions
+        self.state: list[int] = headers["state"].tolist()
+        self.generation: list[int] = headers["generation"].tolist()
+        self.key: list[int] = [-1] * len(headers)
+        self.slot_of: dict[int, int] = {}
+        self.free: list[int] = []
+        self._sequence = np.zeros(1, np.uint64) if sequence is None else sequence
+        self._version_word = np.zeros(1, np.uint64) if version_word is None else version_word
+        self._column = {name: headers[name] for name in headers.dtype.names or ()}
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def reset(self) -> None:
+        """Make every slot FREE and every table entry -1; generations go on."""
+        self.headers["state"] = FREE
+        self.state = [int(FREE)] * len(self)
+        self.free = list(range(len(self) - 1, -1, -1))
+        self._write_table({})
+
+    def adopt(self, *, free_others: bool) -> list[int]:
+        """Keep the READY slots, rebuild the table from them, return the slots now RETIRING.
+
+        Of two READY slots with one key the newer version stays, then the newer generation.
+        """
+        ready: dict[int, int] = {}
+        for slot in sorted(self._found_ready(), key=self._age):
+            ready[self._key_in_header(slot)] = slot
+        others = [slot for slot in range(len(self)) if slot not in set(ready.values())]
+        for slot in others:
+            self._column["version"][slot] = self.versions.current
+            self._set_state(slot, FREE if free_others else RETIRING)
+        self.slot_of = ready
+        for key, slot in ready.items():
+            self.key[slot] = key
+        self.free = others[::-1] if free_others else []
+        self._write_table(ready)
+        return [] if free_others else others
+
+    def to_loading(self, slot: int, key: int) -> int:
+        """FREE or READY to LOADING of `key`; return the version in which the old key left, or 0."""
+        version = 0
+        if self.state[slot] == READY:
+            version = self._unname(slot)
+        else:
+            assert self.state[slot] == FREE, f"slot {slot} is {self.state[slot]}, not FREE"
+        self._set_state(slot, LOADING)
+        self.raise_generation(slot)
+        column = self._column
+        column["layer"][slot], column["expert"][slot] = divmod(key, self.n_experts)
+        column["checksum"][slot] = 0
+        column["version"][slot] = version
+        self.key[slot] = key
+        return version
+
+    def raise_generation(self, slot: int) -> None:
+        """From now on nothing that began with the slot's former generation may publish."""
+        self.generation[slot] += 1
+        self._column["generation"][slot] = self.generation[slot]
+
+    def to_ready(self, slot: int, checksum: int, score: float, last_use: int) -> None:
+        """LOADING to READY; the slot's key stands in the table now."""
+        assert self.state[slot] == LOADING, f"slot {slot} is {self.state[slot]}, not LOADING"
+        key = self.key[slot]
+        assert key not in self.slot_of, f"key {key} is READY in slot {self.slot_of[key]} already"
+        column = self._column
+        column["checksum"][slot] = checksum
+        column["score"][slot] = score
+        column["last_use"][slot] = last_use
+        column["version"][slot] = self.versions.current + 1
+        self._set_state(slot, READY)
+        self.slot_of[key] = slot
+        self._name(key, slot)
+
+    def to_retiring(self, slot: int, version: int = 0) -> int:
+        """READY or LOADING to RETIRING; return the version in which the slot's key left the table.
+
+        version  of a LOADING slot, what `to_loading` returned
+        """
+        if self.state[slot] == READY:
+            version = self._unname(slot)
+        else:
+            assert self.state[slot] == LOADING, f"slot {slot} is {self.state[slot]}, not LOADING"
+        self._column["version"][slot] = version
+        self._set_state(slot, RETIRING)
+        self.key[slot] = -1
+        return version
+
+    def to_free(self, slot: int) -> None:
+        """LOADING (come from FREE) or RETIRING to FREE."""
+        assert self.state[slot] in {LOADING, RETIRING}, f"slot {slot} is {self.state[slot]}"
+        self._set_state(slot, FREE)
+        self.key[slot] = -1
+        self.free.append(slot)
+
+    def note_scores(self, keys: NDArray[np.int64], scores: Any, last_uses: Any) -> None:
+        """Show the scores of those keys that are READY in their headers."""
+        slots = self.table.reshape(-1)[keys]
+        ready = slots >= 0
+        self._column["score"][slots[ready]] = scores[ready]
+        self._column["last_use"][slots[ready]] = last_uses[ready]
+
+    def _unname(self, slot: int) -> int:
+        key = self.key[slot]
+        version = self._name(key, -1)
+        del self.slot_of[key]
+        return version
+
+    def _name(self, key: int, slot: int) -> int:
+        self._sequence[0] |= np.uint64(1)
+        self.table[divmod(key, self.n_experts)] = slot
+        version = self.versions.record(key, slot)
+        self._version_word[0] = version
+        self._sequence[0] += np.uint64(1)
+        return version
+
+    def _write_table(self, ready: dict[int, int]) -> None:
+        self._sequence[0] |= np.uint64(1)
+        self.table[:] = -1
+        for key, slot in ready.items():
+            self.table[divmod(key, self.n_experts)] = slot
+        self._version_word[0] = self.versions.current
+        self._sequence[0] += np.uint64(1)
+
+    def _set_state(self, slot: int, state: SlotState) -> None:
+        self._column["state"][slot] = state
+        self.state[slot] = state
+
+    def _found_ready(self) -> list[int]:
+        column = self._column
+        whole = column["state"] == READY
+        whole &= column["layer"] < self.table.shape[0]
+        whole &= column["expert"] < self.n_experts
+        slots: list[int] = np.flatnonzero(whole).tolist()
+        return slots
+
+    def _age(self, slot: int) -> tuple[int, int]:
+        return int(self._column["version"][slot]), self.generation[slot]
+
+    def _key_in_header(self, slot: int) -> int:
+        column = self._column
+        return int(column["layer"][slot]) * self.n_experts + int(column["expert"][slot])

@@ -42,6 +42,12 @@ class AffineFit:
     q: Tensor  # [n_blocks, block_values] u8
 
 
+def shrink_grid(step: float, first: int, last: int) -> tuple[tuple[float, float], ...]:
+    """Every pair of multiples first..last of a step: what to cut off below and above."""
+    parts = [step * multiple for multiple in range(first, last + 1)]
+    return tuple((below, above) for below in parts for above in parts)
+
+
 def fit_affine(values: Tensor, grid: AffineGrid) -> AffineFit:
     """The fit of blocks [n_blocks, block_values] f32, finite."""
     x = apart(values, grid.n_groups, -1).permute(2, 1, 0).contiguous()

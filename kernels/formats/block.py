@@ -76,12 +76,14 @@ def by_pieces(
     block_values: int,
     block_bytes: int,
     name: str,
+    largest: float,
     encode: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Quantise rows [..., n * block_values] to [..., n * block_bytes] u8, many blocks at a time.
 
     `encode` takes [n_blocks, block_values] f32 and returns [n_blocks, block_bytes] u8.
-    Raises ValueError on a length that is no multiple of a block, and on values that are not finite.
+    Raises ValueError on a length that is no multiple of a block, and on values that are not finite
+    or, in magnitude, above `largest`.
     """
     if not values.is_floating_point():
         raise ValueError(f"{name}: values are floating point, got {values.dtype}")
@@ -96,7 +98,8 @@ def by_pieces(
     piece = (PIECE_VALUES_GPU if values.is_cuda else PIECE_VALUES_CPU) // block_values
     for first in range(0, blocks.shape[0], piece):
         part = blocks[first : first + piece].float()
-        if not bool(torch.isfinite(part).all()):
-            raise ValueError(f"{name}: a value is not finite")
+        # Written so that a NaN, which compares as false, is refused too.
+        if not bool(part.abs().amax() <= min(largest, torch.finfo(torch.float32).max)):
+            raise ValueError(f"{name}: a value is not finite, or above {largest:g}")
         out[first : first + piece] = encode(part)
     return out.view(shape)

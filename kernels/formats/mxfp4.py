@@ -21,6 +21,7 @@ from .block import apart, as_blocks, by_pieces, shifts
 NAME = "MXFP4"
 BLOCK_VALUES = 32
 BLOCK_BYTES = 17
+LARGEST = torch.inf
 
 # Twice the E2M1 values, to be multiplied by half the scale: the products never round.
 _DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -39,7 +40,7 @@ def dequantise(blocks: Tensor) -> Tensor:
 
 def quantise(values: Tensor) -> Tensor:
     """Blocks [..., n * 17] u8 of values [..., n * 32], see `fp4.quantise_groups`."""
-    return by_pieces(values, BLOCK_VALUES, BLOCK_BYTES, NAME, _encode)
+    return by_pieces(values, BLOCK_VALUES, BLOCK_BYTES, NAME, LARGEST, _encode)
 
 
 def from_official(packed: Tensor, scales: Tensor) -> Tensor:

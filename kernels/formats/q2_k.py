@@ -16,18 +16,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .affine_search import AffineGrid, fit_affine
-from .block import apart, as_blocks, by_pieces, read_f16, shifts, write_f16
+from .affine_search import AffineGrid, fit_affine, shrink_grid
+from .block import F16_MAX, apart, as_blocks, by_pieces, read_f16, shifts, write_f16
 
 NAME = "Q2_K"
 BLOCK_VALUES = 256
 BLOCK_BYTES = 84
+LARGEST = F16_MAX * 15 * 3
 
 _GRID = AffineGrid(
     n_groups=16,
     top=3,
     sub_top=15,
-    shrinks=((0.0, 0.0), (0.1, 0.1), (0.2, 0.2), (0.0, 0.15), (0.15, 0.0), (-0.1, -0.1)),
+    shrinks=shrink_grid(0.1, 0, 2),
     rounds=2,
 )
 
@@ -46,7 +47,7 @@ def dequantise(blocks: Tensor) -> Tensor:
 
 def quantise(values: Tensor) -> Tensor:
     """Blocks [..., n * 84] u8 of values [..., n * 256], searched for least squared error."""
-    return by_pieces(values, BLOCK_VALUES, BLOCK_BYTES, NAME, _encode)
+    return by_pieces(values, BLOCK_VALUES, BLOCK_BYTES, NAME, LARGEST, _encode)
 
 
 def _encode(values: Tensor) -> Tensor:

@@ -16,18 +16,19 @@ import torch
 from torch import Tensor
 
 from . import k_scales
-from .affine_search import AffineGrid, fit_affine
-from .block import apart, as_blocks, by_pieces, read_f16, shifts, write_f16
+from .affine_search import AffineGrid, fit_affine, shrink_grid
+from .block import F16_MAX, apart, as_blocks, by_pieces, read_f16, shifts, write_f16
 
 NAME = "Q4_K"
 BLOCK_VALUES = 256
 BLOCK_BYTES = 144
+LARGEST = F16_MAX * 63 * 15
 
 _GRID = AffineGrid(
     n_groups=8,
     top=15,
     sub_top=63,
-    shrinks=((0.0, 0.0), (0.03, 0.03), (0.06, 0.06), (0.0, 0.05), (0.05, 0.0), (0.09, 0.09)),
+    shrinks=shrink_grid(0.03, -1, 2),
     rounds=1,
 )
 
@@ -45,7 +46,7 @@ def dequantise(blocks: Tensor) -> Tensor:
 
 def quantise(values: Tensor) -> Tensor:
     """Blocks [..., n * 144] u8 of values [..., n * 256], searched for least squared error."""
-    return by_pieces(values, BLOCK_VALUES, BLOCK_BYTES, NAME, _encode)
+    return by_pieces(values, BLOCK_VALUES, BLOCK_BYTES, NAME, LARGEST, _encode)
 
 
 def _encode(values: Tensor) -> Tensor:

@@ -15,18 +15,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .block import apart, as_blocks, by_pieces, read_f16, shifts, write_f16
+from .block import F16_MAX, apart, as_blocks, by_pieces, read_f16, shifts, write_f16
 from .symmetric_search import SymmetricGrid, fit_symmetric
 
 NAME = "Q6_K"
 BLOCK_VALUES = 256
 BLOCK_BYTES = 210
+LARGEST = F16_MAX * 128 * 32
 
 _GRID = SymmetricGrid(
     n_groups=16,
     half=32,
     sub_half=128,
-    stretches=(-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9),
+    stretches=(-1.2, -0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9),
     rounds=1,
 )
 
@@ -46,7 +47,7 @@ def dequantise(blocks: Tensor) -> Tensor:
 
 def quantise(values: Tensor) -> Tensor:
     """Blocks [..., n * 210] u8 of values [..., n * 256], searched for least squared error."""
-    return by_pieces(values, BLOCK_VALUES, BLOCK_BYTES, NAME, _encode)
+    return by_pieces(values, BLOCK_VALUES, BLOCK_BYTES, NAME, LARGEST, _encode)
 
 
 def _encode(values: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from .block import F16_MAX, as_blocks, by_pieces, read_f16, write_f16
 NAME = "Q8_0"
 BLOCK_VALUES = 32
 BLOCK_BYTES = 34
+LARGEST = F16_MAX * 127
 
 
 def dequantise(blocks: Tensor) -> Tensor:
@@ -33,7 +34,7 @@ def quantise(values: Tensor) -> Tensor:
 
     Halves round away from zero, as the reference quantiser of the format does.
     """
-    return by_pieces(values, BLOCK_VALUES, BLOCK_BYTES, NAME, _encode)
+    return by_pieces(values, BLOCK_VALUES, BLOCK_BYTES, NAME, LARGEST, _encode)
 
 
 def _encode(values: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ F16_FIELDS = {
 
 
 def random_blocks(name: str, n_rows: int, n_blocks: int, seed: int) -> np.ndarray:
-    """Rows of random bytes whose float16 fields and scale bytes are numbers, subnormals included."""
+    """Rows of random bytes whose float16 fields and scale bytes are numbers, subnormal or not."""
     generator = np.random.default_rng(seed)
     size = FORMATS[name].BLOCK_BYTES
     blocks = generator.integers(0, 256, (n_rows, n_blocks, size), dtype=np.uint8)
@@ -64,10 +64,8 @@ def test_floats_keep_their_bits_through_dequantise(name):
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_sizes_are_those_of_the_gguf_package(name):
     kind = FORMATS[name]
-    assert kind.NAME == name
-    assert (kind.BLOCK_VALUES, kind.BLOCK_BYTES) == gguf.GGML_QUANT_SIZES[
-        gguf.GGMLQuantizationType[name]
-    ]
+    sizes = (kind.NAME, kind.BLOCK_VALUES, kind.BLOCK_BYTES)
+    assert sizes == (name, *gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]])
 
 
 @pytest.mark.parametrize("name", list(FORMATS))

@@ -94,7 +94,7 @@ def resolve_model(name_or_path: str | Path) -> Path:
     if name_or_path == DEMO_PACKAGE:
         return _demo_directory()
     directory = Path(name_or_path).expanduser()
-    if not directory.is_dir():
+    if not str(name_or_path) or not directory.is_dir():
         raise ConfigError(f"model {str(name_or_path)!r}: no such directory, and not 'demo'")
     return directory
 

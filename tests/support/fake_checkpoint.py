@@ -17,11 +17,12 @@ import numpy as np
 
 from protocol.files.config_rules import primes_from
 from protocol.files.model_config import ModelConfig, parse_model_config
-from protocol.files.safetensors_header import DTYPE_BITS, LENGTH_BYTES
+from protocol.files.safetensors_header import LENGTH_BYTES
 from protocol.files.safetensors_index import INDEX_NAME, SINGLE_NAME, load_index
-from protocol.files.tensor_table import ExpectedTensor, expected_tensors
+from protocol.files.tensor_table import ExpectedTensor, expected_tensors, is_skipped
 
 N_DRAFT_STAGES = 1
+FILE_ORDER = ("F32", "BF16", "F8_E8M0", "F8_E4M3", "U8", "I8")  # as in the official files
 
 
 class RawTensor(NamedTuple):
@@ -150,7 +151,7 @@ def write_fake_checkpoint(
 ) -> Path:
     """Write a whole model directory and return it.
 
-    Engram tensors stand in the last shard, layers are spread evenly over the others. `single_file`
+    Engram and skipped tensors stand in the last shard, layers spread over the others. `single_file`
     writes `model.safetensors` without an index; `skipped` adds tensors that an engine leaves alone.
     """
     raw = fake_config(
@@ -173,7 +174,7 @@ def write_fake_checkpoint(
         return directory
     files = [f"model-{number + 1:05d}-of-{n_shards:05d}.safetensors" for number in range(n_shards)]
     weight_map = {name: files[_shard_of(name, config, n_shards)] for name in tensors}
-    for file_name in files:
+    for file_name in sorted(set(weight_map.values())):
         part = {name: tensors[name] for name in tensors if weight_map[name] == file_name}
         write_safetensors(directory / file_name, part)
     write_index(directory, weight_map, sum(len(tensor.data) for tensor in tensors.values()))
@@ -196,7 +197,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, RawTensor]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     parts: list[bytes] = []
     end = 0
-    for name in sorted(tensors, key=lambda name: (-DTYPE_BITS[tensors[name].dtype], name)):
+    for name in sorted(tensors, key=lambda name: (FILE_ORDER.index(tensors[name].dtype), name)):
         tensor = tensors[name]
         begin, end = end, end + len(tensor.data)
         header[name] = {
@@ -313,7 +314,7 @@ def _leftover_values(name: str, normal: Any) -> Any:
 
 
 def _shard_of(name: str, config: ModelConfig, n_shards: int) -> int:
-    if ".engram." in name:
+    if ".engram." in name or (is_skipped(name) and not name.startswith("layers.")):
         return n_shards - 1
     n_layer_shards = max(1, n_shards - 1)
     if not name.startswith("layers."):

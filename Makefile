@@ -44,7 +44,7 @@ $(ready): pyproject.toml
 	@touch $@
 
 demo: setup
-	@$(bin)/headrace generate --model demo --prompt $$'KING HENRY.\nMy lords,' \
+	@$(bin)/headrace generate --model demo $$'KING HENRY.\nMy lords,' \
 	  --max-tokens 120 --temperature 0.8 --top-p 0.9 $(ARGS)
 
 test: lint

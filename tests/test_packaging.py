@@ -85,7 +85,7 @@ def test_wheel_names_the_command_the_licence_and_few_base_dependencies(wheel: Pa
     assert "headrace = headrace:main" in entry_points
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist:")]
     base = {line.split()[1].split(">")[0] for line in required if "extra ==" not in line}
-    assert base == {"msgpack", "numpy", "pyzmq", "uvloop", "xxhash"}
+    assert base == {"msgpack", "numpy", "pyzmq", "shtab", "uvloop", "xxhash"}
 
 
 @pytest.mark.accept
@@ -99,7 +99,7 @@ def test_model_demo_runs_from_an_installed_wheel(wheel: Path, tmp_path: Path, ru
         "import demo, headrace, pathlib, sys; here = pathlib.Path(demo.__file__).parent;"
         f"assert here == pathlib.Path({str(site / 'demo')!r}), here; sys.exit(headrace.main())"
     )
-    command = [sys.executable, "-c", program, "generate", "--model", "demo", "--prompt", "LOUIS.\n"]
+    command = [sys.executable, "-c", program, "generate", "--model", "demo", "LOUIS.\n"]
     done = subprocess.run(
         [*command, "--max-tokens", "8", "--temperature", "0", "--json"],
         cwd=tmp_path,

@@ -22,7 +22,7 @@ ALLOWED = {
     "compute/frontend": {"protocol", "numpy", "zmq", "tokenizers", "rich", "uvloop"},
     "compute/commands": {
         *("protocol", "kernels", "expert_daemon", "compute", "demo", "headrace"),
-        *("numpy", "torch", "zmq", "tokenizers", "rich", "uvloop"),
+        *("numpy", "torch", "zmq", "tokenizers", "rich", "shtab", "uvloop"),
     },
 }
 

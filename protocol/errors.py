@@ -27,6 +27,10 @@ class DaemonLost(HeadraceError):
     """The expert daemon did not answer in time or is gone: wait for it or restart it."""
 
 
+class DaemonBusy(HeadraceError):
+    """The daemon has no room for this now: try again later, or release leases."""
+
+
 class LeaseLost(HeadraceError):
     """A leased slot was taken back, so its bytes may no longer be those of the key."""
 

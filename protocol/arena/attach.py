@@ -99,8 +99,9 @@ def _connect(connection: socket.socket, address: str, request: AttachRequest) ->
 class MappedArena:
     """A mapping of the whole arena, read-only but, where asked, for the engine's pages.
 
-    Invariants: no byte outside the engine's pages can be written through it. Memory stays mapped as
-    long as a view of it lives, also after `close`.
+    Invariants: no byte outside the engine's pages can be written through it. It holds a descriptor
+    of its own until `close`, so the arena outlives its daemon; memory stays mapped as long as a
+    view of it lives.
     """
 
     def __init__(self, descriptor: int, identity: Identity, *, engine: bool) -> None:
@@ -118,12 +119,14 @@ class MappedArena:
                 mmap.PROT_READ | mmap.PROT_WRITE,
                 offset=offset,
             )
+        self.descriptor = os.dup(descriptor)
         self.identity = identity
         self.view = ArenaView(self._memory, layout, self._engine_memory)
 
     def close(self) -> None:
         """Let go of the mapping; it is unmapped once no view of it is left."""
         del self.view
+        os.close(self.descriptor)
         for memory in (self._memory, self._engine_memory):
             if memory is not None:
                 try:

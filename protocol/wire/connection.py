@@ -1,0 +1,259 @@
+"""One session with the daemon: the ZeroMQ socket, the descriptor connection, the way in and out.
+
+Invariants: every wait has a deadline; once `lost` says why, nothing is sent or received any more.
+One thread at a time. A connection is never mended: a new one says Hello again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NoReturn
+
+import zmq
+
+from protocol.arena.attach import Attached, AttachRequest, attach
+from protocol.errors import DaemonBusy, DaemonLost, ProtocolError
+
+from .codec import Bounds, CodecError, decode, encode
+from .limits import ATTACH_MS, BYE_MS
+from .messages import Bye, Hello, Message, Refused, Welcome
+from .sockets import open_dealer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .sockets import Context, Socket
+
+
+class Deadline:
+    """A point in time."""
+
+    def __init__(self, milliseconds: float) -> None:
+        self.total_ms = milliseconds
+        self._end = time.monotonic() + milliseconds / 1000
+
+    @property
+    def left_ms(self) -> int:
+        """Milliseconds left, rounded up, 0 when it has passed."""
+        return max(0, int((self._end - time.monotonic()) * 1000 + 0.999))
+
+    @property
+    def passed_ms(self) -> float:
+        """Milliseconds since it was set."""
+        return self.total_ms - (self._end - time.monotonic()) * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What a Welcome and the descriptor's arrival leave behind."""
+
+    welcome: Welcome
+    attached: Attached
+
+
+class Connection:
+    """A session that is open, or was. Made by `open_connection`."""
+
+    def __init__(self, dealer: Socket, path: Path, ends: _Ends) -> None:
+        self.lost = ""  # why, once it is
+        self.welcome = ends.welcome
+        self.attached = ends.attached
+        self.n_passed_over = 0  # messages of ended sessions
+        self._path = path
+        self._dealer = dealer
+        layout = ends.attached.identity.layout
+        self.bounds = Bounds(
+            n_layers=ends.welcome.n_layers,
+            n_experts=ends.welcome.n_experts,
+            n_slots=ends.welcome.n_slots,
+            ring_rows=layout.ring_rows,
+        )
+        self._poller = zmq.Poller()
+        self._poller.register(dealer, zmq.POLLIN)
+        self._poller.register(ends.attached.connection.fileno(), zmq.POLLIN)
+
+    def send(self, message: Message, *, wait_ms: int = 1000) -> None:
+        """Send one message; raises DaemonLost where the daemon takes none within wait_ms."""
+        self.check()
+        frame = encode(message, self.welcome.session, self.welcome.generation)
+        try:
+            self._dealer.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            if wait_ms == 0 or not self._dealer.poll(wait_ms, zmq.POLLOUT):
+                self.lose(f"took no message within {wait_ms} ms")
+            self._dealer.send(frame, zmq.NOBLOCK)
+
+    def send_if_possible(self, message: Message) -> bool:
+        """Send a message whose loss costs nothing; True where it went out."""
+        if self.lost:
+            return False
+        frame = encode(message, self.welcome.session, self.welcome.generation)
+        try:
+            self._dealer.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self, deadline: Deadline) -> Message | None:
+        """The next message, or None at the deadline; raises DaemonLost when the daemon is gone.
+
+        What arrived before it went is still returned. A frame that cannot be read ends the session:
+        it may have been the answer that closes a window.
+        """
+        self.check()
+        while True:
+            ready = dict(self._poller.poll(deadline.left_ms))
+            if self._dealer in ready:
+                message = self._read()
+                if message is not None:
+                    return message
+            elif ready:
+                self._read_descriptor_connection()
+            if deadline.left_ms == 0:
+                return None
+
+    def _read(self) -> Message | None:
+        """The message that is there; None where it belongs to an ended session."""
+        try:
+            frames = self._dealer.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        try:
+            # More than one frame is none that can be read; b"" says so.
+            envelope = decode(frames[0] if len(frames) == 1 else b"", self.bounds)
+        except CodecError as error:
+            self.end(f"sent what cannot be read: {error}")
+            raise
+        if isinstance(envelope.message, Welcome | Refused):
+            return envelope.message
+        if envelope.generation != self.welcome.generation:
+            self.lose(
+                f"is of generation {envelope.generation}, this session of {self.welcome.generation}"
+            )
+        if envelope.session != self.welcome.session:
+            self.n_passed_over += 1
+            return None
+        return envelope.message
+
+    def _read_descriptor_connection(self) -> None:
+        try:
+            packet = self.attached.connection.recv(64)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.lose(f"is gone: {error.strerror}")
+        if not packet:
+            self.lose("is gone: it closed the descriptor connection")
+        self.lose(f"sent {len(packet)} bytes on the descriptor connection, wanted none")
+
+    def replace_welcome(self, welcome: Welcome) -> None:
+        """Take the Welcome that answers a Resync; raises DaemonLost on another session's."""
+        if (welcome.session, welcome.generation) != (
+            self.welcome.session,
+            self.welcome.generation,
+        ):
+            self.lose(f"answered Resync for session {welcome.session}, not {self.welcome.session}")
+        check_agreement(welcome, self.attached)
+        self.welcome = welcome
+        self.bounds = replace(self.bounds, n_slots=welcome.n_slots)
+
+    def check(self) -> None:
+        """Raise DaemonLost when the session has ended."""
+        if self.lost:
+            raise DaemonLost(f"{self._path}: the daemon {self.lost}")
+
+    def lose(self, why: str) -> NoReturn:
+        """End the session and raise DaemonLost."""
+        self.end(why)
+        raise DaemonLost(f"{self._path}: the daemon {why}")
+
+    def close(self) -> None:
+        """Say Bye, wait a moment for the daemon to hang up, and close."""
+        if not self.lost:
+            if self.send_if_possible(Bye()):
+                self._wait_for_the_end(Deadline(BYE_MS))
+            self.end("was told Bye")
+
+    def _wait_for_the_end(self, deadline: Deadline) -> None:
+        # LINGER 0 would drop a Bye that is still on its way.
+        poller = zmq.Poller()
+        poller.register(self.attached.connection.fileno(), zmq.POLLIN)
+        poller.poll(deadline.left_ms)
+
+    def end(self, why: str) -> None:
+        """Close everything and remember why; the daemon sees the descriptor connection end."""
+        if not self.lost:
+            self.lost = why
+            self._dealer.close()
+            self.attached.close()
+
+
+def open_connection(context: Context, path: Path, hello: Hello, deadline: Deadline) -> Connection:
+    """Say Hello until welcomed, then fetch the arena's descriptor.
+
+    Raises DaemonLost where no daemon answers in time, DaemonBusy where another engine stays,
+    ProtocolError where the daemon refuses or its arena is not as announced.
+    """
+    dealer = open_dealer(context, path)
+    try:
+        welcome = _say_hello(dealer, path, hello, deadline)
+        attached = attach(
+            welcome.descriptor_address,
+            AttachRequest(welcome.session, welcome.generation),
+            n_bytes=welcome.arena_bytes,
+            arena_id=welcome.arena_id,
+            timeout_s=ATTACH_MS / 1000,
+        )
+    except BaseException:
+        dealer.close()
+        raise
+    try:
+        check_agreement(welcome, attached)
+        return Connection(dealer, path, _Ends(welcome, attached))
+    except BaseException:
+        dealer.close()
+        attached.close()
+        raise
+
+
+def _say_hello(dealer: Socket, path: Path, hello: Hello, deadline: Deadline) -> Welcome:
+    frame = encode(hello)
+    while True:
+        if not dealer.poll(deadline.left_ms, zmq.POLLOUT):
+            raise DaemonLost(
+                f"{path}: no daemon accepted a connection within {deadline.total_ms:g} ms"
+            )
+        dealer.send(frame, zmq.NOBLOCK)
+        if not dealer.poll(deadline.left_ms, zmq.POLLIN):
+            raise DaemonLost(
+                f"{path}: connected, but no answer to Hello within {deadline.total_ms:g} ms"
+            )
+        answer = decode(dealer.recv(zmq.NOBLOCK)).message
+        if isinstance(answer, Welcome):
+            return answer
+        if not isinstance(answer, Refused):
+            raise ProtocolError(f"{path}: Hello was answered by {type(answer).__name__}")
+        if answer.reason != "busy":
+            raise ProtocolError(f"{path}: Hello refused ({answer.reason}): {answer.text}")
+        if answer.retry_ms == 0 or answer.retry_ms >= deadline.left_ms:
+            raise DaemonBusy(f"{path}: {answer.text} (pid {answer.pid})")
+        time.sleep(answer.retry_ms / 1000)
+
+
+def check_agreement(welcome: Welcome, attached: Attached) -> None:
+    """Raise ProtocolError where Welcome and the arena's identity page differ."""
+    identity = attached.identity
+    layout = identity.layout
+    for name, told, found in (
+        ("n_layers", welcome.n_layers, layout.n_layers),
+        ("n_experts", welcome.n_experts, layout.n_experts),
+        ("slot_bytes", welcome.slot_bytes, layout.slot_bytes),
+        ("arena_id", welcome.arena_id, identity.arena_id),
+    ):
+        if told != found:
+            raise ProtocolError(f"Welcome says {name} {told!r}, the arena's page {found!r}")
+    if welcome.n_slots > layout.n_slots_max:
+        raise ProtocolError(
+            f"Welcome says {welcome.n_slots} slots, the arena has room for {layout.n_slots_max}"
+        )

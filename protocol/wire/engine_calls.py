@@ -1,0 +1,139 @@
+"""The engine's side of the client: write windows, changes, acknowledgements, advice.
+
+The client applies no change: the engine does, to its own table, and says so by `applied`. A window
+that an interrupt left open is closed by a Cancel before the next one opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from protocol.errors import DaemonLost, HeadraceError, ProtocolError
+
+from . import messages as m
+from .connection import Deadline
+from .limits import HELLO_MS, MISS_MS
+from .records import PICK
+from .requests import Requests
+
+
+class EngineCalls(Requests):
+    """Calls of the role "engine"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.applied = 0  # table version that the engine's table reflects; set by the engine
+        self.epoch_done = 0  # work up to this epoch has completed; set by the engine or by ack
+        self._open_window = 0  # request whose final answer has not come
+
+    def _begin_session(self) -> None:
+        super()._begin_session()
+        self.applied = 0
+        self._open_window = 0
+
+    def miss(
+        self,
+        layer: int,
+        experts: Sequence[int],
+        *,
+        busy: Iterable[int] = (),
+        step: int = 0,
+        hints: Iterable[tuple[int, int]] = (),
+        timeout_ms: float = MISS_MS,
+    ) -> m.SlotChanges:
+        """Open a write window for these experts and return the answer that closed it.
+
+        experts  ascending, hits included, at most welcome.max_experts
+        busy     slots that unfinished work still reads, ascending
+
+        Errors of single experts are in the answer, and its changes apply all the same. At the
+        deadline the request is cancelled and its final answer returned. Raises DaemonLost where
+        none comes: then nothing that reads the arena may run before the next Welcome.
+        """
+        self._close_abandoned_window()
+        number = self._next_number()
+        request = m.MissRequest(
+            request=number,
+            step=step,
+            layer=int(layer),
+            experts=tuple(map(int, experts)),
+            busy=tuple(map(int, busy)),
+            applied=self.applied,
+            epoch_done=self.epoch_done,
+            hints=tuple((int(la), int(ex)) for la, ex in hints),
+        )
+        self._open_window = number
+        try:
+            answer, _ = self._settle(request, number, m.SlotChanges, timeout_ms)
+        except HeadraceError:  # refused, or the session is over: no window is open
+            self._open_window = 0
+            raise
+        self._open_window = 0
+        if len(answer.slots) != len(request.experts) or not answer.final:
+            self._connection.end("sent an answer that does not fit its request")
+            raise ProtocolError(
+                f"layer {layer}: answer with {len(answer.slots)} slots for "
+                f"{len(request.experts)} experts, final {answer.final}"
+            )
+        final: m.SlotChanges = answer
+        return final
+
+    def _close_abandoned_window(self) -> None:
+        """End a window that an interrupt left open; the next answer covers its changes too."""
+        if self._open_window:
+            number, self._open_window = self._open_window, 0
+            self._cancel(number, m.SlotChanges, "MissRequest", 0)
+
+    def changes(self) -> list[m.Changes]:
+        """What the daemon changed outside of windows, oldest first, without waiting.
+
+        Apply one iff `from_version <= applied < to_version`; a gap means resync. Answers the
+        daemon's Pings too. Raises DaemonLost when the daemon is gone.
+        """
+        self._drain()
+        arrived, self._changes = self._changes, []
+        return arrived
+
+    def ack(self, applied: int, epoch_done: int = 0) -> None:
+        """Say that the table reflects `applied` and that work up to `epoch_done` has ended."""
+        self.applied = int(applied)
+        self.epoch_done = max(self.epoch_done, int(epoch_done))
+        self._connection.send(m.Ack(self.applied, self.epoch_done))
+
+    def resync(self) -> m.Welcome:
+        """The whole table anew; changes that came before it are dropped. Raises DaemonLost."""
+        self._close_abandoned_window()
+        self._connection.send(m.Resync(self.applied))
+        welcome = self._answer(0, m.Welcome, Deadline(HELLO_MS))
+        if welcome is None:
+            raise DaemonLost(f"no answer to Resync within {HELLO_MS} ms")
+        self._connection.replace_welcome(welcome)
+        self._changes.clear()
+        return welcome
+
+    def touch(self, step: int, picks: Any) -> None:
+        """Tell all committed picks of a step, (layer, expert) rows [n, 2]. Never waits.
+
+        Raises ValueError on a key that the model does not have.
+        """
+        pairs = np.asarray(picks).reshape(-1, 2)
+        if not len(pairs):
+            return
+        welcome = self._connection.welcome
+        ends = (welcome.n_layers, welcome.n_experts)
+        if (pairs < 0).any() or (pairs >= ends).any():
+            raise ValueError(f"picks up to {pairs.max(axis=0)}, wanted below {ends}")
+        keys = np.unique(pairs.astype(np.int64) @ np.array([1 << 16, 1]))
+        records = np.empty(len(keys), PICK)
+        records["layer"] = keys >> 16
+        records["expert"] = keys & 0xFFFF
+        self._connection.send_if_possible(m.Touch(int(step), records.tobytes()))
+
+    def hint(self, step: int, layer: int, experts: Iterable[int]) -> None:
+        """Tell which experts a layer may want, best first. Never waits."""
+        ranked = tuple(dict.fromkeys(map(int, experts)))
+        if ranked:
+            self._connection.send_if_possible(m.Hint(int(step), int(layer), ranked))

@@ -1,0 +1,81 @@
+"""ZeroMQ sockets as both sides must make them, and where their files stand.
+
+No ROUTING_ID is ever set: a duplicate would never be served. IMMEDIATE keeps messages for a dead
+daemon from reaching its successor; LINGER 0 lets a process end.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import zmq
+
+from protocol.errors import ConfigError
+
+from .limits import MAX_MESSAGE_BYTES, MAX_PATH_BYTES, RECEIVE_HIGH_WATER, SEND_HIGH_WATER
+
+if TYPE_CHECKING:
+    Context = zmq.Context[zmq.Socket[bytes]]
+    Socket = zmq.Socket[bytes]
+
+LOCK_NAME = "expertd.lock"
+SOCKET_NAME = "expertd.sock"
+DESCRIPTOR_SOCKET_NAME = "arena.sock"
+_RECONNECT_MS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimePaths:
+    """The files of a runtime directory."""
+
+    lock: Path  # taken before anything is bound, never unlinked
+    socket: Path  # ZeroMQ ipc
+    descriptor_socket: Path  # SOCK_SEQPACKET
+
+    @classmethod
+    def within(cls, directory: str | os.PathLike[str]) -> RuntimePaths:
+        """The paths in this directory; raises ConfigError where one is too long for a socket."""
+        base = Path(directory).absolute()
+        paths = cls(base / LOCK_NAME, base / SOCKET_NAME, base / DESCRIPTOR_SOCKET_NAME)
+        for path in (paths.socket, paths.descriptor_socket):
+            n_bytes = len(os.fsencode(path))
+            if n_bytes > MAX_PATH_BYTES:
+                raise ConfigError(
+                    f"{path}: the socket's path has {n_bytes} bytes, wanted at most "
+                    f"{MAX_PATH_BYTES}; choose a shorter runtime directory"
+                )
+        return paths
+
+
+def open_dealer(context: Context, path: Path) -> Socket:
+    """A client's socket, connecting to the daemon's path in the background."""
+    dealer = context.socket(zmq.DEALER)
+    _set_common(dealer)
+    dealer.setsockopt(zmq.IMMEDIATE, 1)
+    dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+    dealer.connect(f"ipc://{path}")
+    return dealer
+
+
+def open_router(context: Context, path: Path) -> Socket:
+    """The daemon's socket, bound and only for its owner's eyes. The lock must be held."""
+    router = context.socket(zmq.ROUTER)
+    _set_common(router)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    try:
+        router.bind(f"ipc://{path}")
+        path.chmod(0o600)
+    except (zmq.ZMQError, OSError):
+        router.close()
+        raise
+    return router
+
+
+def _set_common(socket: Socket) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)

@@ -5,13 +5,17 @@ Source: model specification, sections 1 and 6.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from protocol.files.model_config import ModelConfig
+from protocol.files.model_config import ModelConfig, parse_model_config
+from protocol.files.safetensors_header import dtype_bytes
 from protocol.files.tensor_table import (
     ExpectedTensor,
     dense_tensors,
+    expected_tensors,
     expert_tensors,
 )
 
@@ -106,6 +110,40 @@ def released_skipped_tensors(config: ModelConfig) -> dict[str, ExpectedTensor]:
         for layer in range(config.n_layers)
     }
     return tensors | _draft_tensors(config) | _vision_tensors(config)
+
+
+def write_released_headers(directory: Path) -> None:
+    """Write the released model's 48 headers over sparse data; raises OSError where that fails."""
+    raw = released_config()
+    config = parse_model_config(raw, "released")
+    tensors = expected_tensors(config) | released_skipped_tensors(config)
+    (directory / "config.json").write_text(json.dumps(raw))
+    weight_map: dict[str, str] = {}
+    headers: dict[str, dict[str, Any]] = {}
+    ends: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        number = 47 if ".engram." in name else _layer_shard(name)
+        file_name = f"model-{number:05d}-of-00048.safetensors"
+        begin = ends.get(file_name, 0)
+        ends[file_name] = begin + dtype_bytes(tensor.dtype, tensor.shape)
+        headers.setdefault(file_name, {})[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, ends[file_name]],
+        }
+        weight_map[name] = file_name
+    for file_name, header in headers.items():
+        data = json.dumps(header).encode()
+        with (directory / file_name).open("wb") as file:
+            file.write(len(data).to_bytes(8, "little") + data)
+            file.truncate(8 + len(data) + ends[file_name])
+    index = {"metadata": {"total_size": sum(ends.values())}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _layer_shard(name: str) -> int:
+    """Spread layers one a shard, the rest to the last."""
+    return 1 + int(name.split(".")[1]) if name.startswith("layers.") else 46
 
 
 def _draft_tensors(config: ModelConfig) -> dict[str, ExpectedTensor]:

@@ -10,15 +10,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from protocol.errors import ConfigError, ShardError
 from protocol.files.checkpoint import open_checkpoint, resolve_model
-from protocol.files.model_config import parse_model_config
-from protocol.files.safetensors_header import dtype_bytes
-from protocol.files.tensor_table import expected_tensors
 from tests.support.fake_checkpoint import (
     RawTensor,
     blank_daemon_bytes,
@@ -28,7 +24,7 @@ from tests.support.fake_checkpoint import (
     write_fake_checkpoint,
     write_safetensors,
 )
-from tests.support.released_config import released_config, released_skipped_tensors
+from tests.support.released_config import write_released_headers
 
 Tensors = dict[str, RawTensor]
 EXPERT = "layers.3.ffn.experts.5.w2.weight"
@@ -264,43 +260,9 @@ def test_opening_imports_nothing_heavy(root: Path) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def _write_released_headers(directory: Path) -> None:
-    """Write the released model's 48 headers over sparse data."""
-    raw = released_config()
-    config = parse_model_config(raw, "released")
-    tensors = expected_tensors(config) | released_skipped_tensors(config)
-    (directory / "config.json").write_text(json.dumps(raw))
-    weight_map: dict[str, str] = {}
-    headers: dict[str, dict[str, Any]] = {}
-    ends: dict[str, int] = {}
-    for name, tensor in tensors.items():
-        number = 47 if ".engram." in name else _layer_shard(name)
-        file_name = f"model-{number:05d}-of-00048.safetensors"
-        begin = ends.get(file_name, 0)
-        ends[file_name] = begin + dtype_bytes(tensor.dtype, tensor.shape)
-        headers.setdefault(file_name, {})[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, ends[file_name]],
-        }
-        weight_map[name] = file_name
-    for file_name, header in headers.items():
-        data = json.dumps(header).encode()
-        with (directory / file_name).open("wb") as file:
-            file.write(len(data).to_bytes(8, "little") + data)
-            file.truncate(8 + len(data) + ends[file_name])
-    index = {"metadata": {"total_size": sum(ends.values())}, "weight_map": weight_map}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def _layer_shard(name: str) -> int:
-    """Spread layers one a shard, the rest to the last."""
-    return 1 + int(name.split(".")[1]) if name.startswith("layers.") else 46
-
-
 def test_the_released_model_opens_in_a_few_seconds(tmp_path: Path) -> None:
     try:
-        _write_released_headers(tmp_path)
+        write_released_headers(tmp_path)
     except OSError as error:
         pytest.skip(f"no sparse files of this size here: {error}")
     start = time.monotonic()

@@ -1,0 +1,180 @@
+"""What `headrace inspect` says about a checkpoint, as plain values that JSON can hold."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from expert_daemon.arena import PlannedArena, plan
+from protocol.errors import ConfigError
+from protocol.files.block_sizes import FP4_PER_BYTE
+from protocol.files.checkpoint import Checkpoint
+from protocol.files.model_config import ModelConfig
+from protocol.files.slice_map import PIECES
+from protocol.files.tensor_table import dense_tensors, is_skipped
+
+from .machine_memory import MachineMemory
+
+HOST_SHARE = 0.9  # of the available memory; the rest is for activations and everything else
+ARENA_SHARES = {"smallest": 0.0, "a quarter": 0.25, "half": 0.5, "all experts": 1.0}
+
+
+def checkpoint_facts(checkpoint: Checkpoint, memory: MachineMemory) -> dict[str, Any]:
+    """Return everything that `inspect` prints."""
+    config, image = checkpoint.config, checkpoint.slice_map.image
+    kinds = bytes_by_kind(checkpoint)
+    return {
+        "directory": str(checkpoint.directory),
+        "model_type": "deepseek_v41",
+        "fingerprint": checkpoint.fingerprint.hex(),
+        "n_layers": config.n_layers,
+        "n_experts": config.n_experts,
+        "top_k": config.top_k,
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "max_positions": config.max_positions,
+        "n_parameters": n_parameters(checkpoint, in_tables=False),
+        "n_engram_parameters": n_parameters(checkpoint, in_tables=True),
+        "n_shards": len(checkpoint.shards),
+        "n_tensors": len(checkpoint.tensors),
+        "file_bytes": sum(shard.n_bytes for shard in checkpoint.shards),
+        "bytes_by_kind": kinds,
+        "expert": {
+            "bytes": image.expert_bytes,
+            "slot_bytes": image.slot_bytes,
+            "pieces": dict(zip(PIECES, image.piece_bytes, strict=True)),
+        },
+        "token": {
+            "expert_bytes": config.n_layers * config.top_k * image.expert_bytes,
+            "engram_bytes": sum(table.row_bytes for table in checkpoint.engram_tables)
+            * config.engram_columns,
+        },
+        "engram_tables": [
+            {
+                "table": table.index,
+                "layer": table.layer,
+                "n_rows": table.n_rows,
+                "row_bytes": table.row_bytes,
+                "scale_bytes": table.scales.n_bytes,
+                "bytes": table.values.n_bytes + table.scales.n_bytes,
+            }
+            for table in checkpoint.engram_tables
+        ],
+        "layers": [layer_role(config, layer) for layer in range(config.n_layers)],
+        "memory": asdict(memory),
+        "dense_fits_on": dense_places(memory, kinds["dense"]),
+        "arenas": arenas(checkpoint, memory, kinds["dense"]),
+    }
+
+
+def bytes_by_kind(checkpoint: Checkpoint) -> dict[str, int]:
+    """Return bytes of data of each kind, and of the shards' headers."""
+    kinds: Counter[str] = Counter(dict.fromkeys(("expert", "engram", "dense", "skipped"), 0))
+    dense = dense_tensors(checkpoint.config)
+    for name, entry in checkpoint.tensors.items():
+        if is_skipped(name):
+            kinds["skipped"] += entry.n_bytes
+        elif name in dense:
+            kinds["dense"] += entry.n_bytes
+        else:
+            kinds["engram" if ".engram.embed." in name else "expert"] += entry.n_bytes
+    data_bytes = sum(kinds.values())
+    kinds["headers"] = sum(shard.n_bytes for shard in checkpoint.shards) - data_bytes
+    return dict(kinds)
+
+
+def n_parameters(checkpoint: Checkpoint, *, in_tables: bool) -> int:
+    """Return the number of weights in the Engram tables, or outside them in the text model.
+
+    Scales do not count; a packed byte holds two weights.
+    """
+    return sum(
+        math.prod(entry.shape) * (FP4_PER_BYTE if entry.dtype == "I8" else 1)
+        for name, entry in checkpoint.tensors.items()
+        if entry.dtype != "F8_E8M0"
+        and not is_skipped(name)
+        and (".engram.embed." in name) is in_tables
+    )
+
+
+def layer_role(config: ModelConfig, layer: int) -> dict[str, Any]:
+    """Return what a layer reads and owns."""
+    own: list[str] = []
+    if layer in config.kv_source_layers:
+        own += ["compressor", "index keys"]
+    if layer in config.index_source_layers:
+        own.append("indexer")
+    candidates = config.candidate_source_layer
+    return {
+        "layer": layer,
+        "ratio": config.ratio(layer),
+        "rows_from": config.kv_source(layer),
+        "selection_from": config.index_source(layer),
+        "own": own,
+        "engram_table": config.engram_table(layer),
+        "publishes_candidates": layer == candidates,
+        "masked_by_candidates": 0 <= candidates < layer and layer in config.index_source_layers,
+    }
+
+
+def dense_places(memory: MachineMemory, dense_bytes: int) -> list[str]:
+    """Return which GPUs, and whether the host, have room for the dense weights as stored."""
+    places = [gpu.name for gpu in memory.gpus if gpu.n_bytes * HOST_SHARE > dense_bytes]
+    return [*places, *(["host"] if memory.available_bytes * HOST_SHARE > dense_bytes else [])]
+
+
+def arenas(checkpoint: Checkpoint, memory: MachineMemory, dense_bytes: int) -> list[dict[str, Any]]:
+    """Return what arenas of several sizes hold, and the largest that this machine has room for."""
+    n_keys = checkpoint.config.n_keys
+    has_device = any(gpu.n_bytes for gpu in memory.gpus)
+    room = int(memory.available_bytes * HOST_SHARE) - (0 if has_device else dense_bytes)
+    rows = [
+        _arena_row(checkpoint, name, size_for(checkpoint, math.ceil(n_keys * share)), room)
+        for name, share in ARENA_SHARES.items()
+    ]
+    return [*rows, _arena_row(checkpoint, "this machine", max(room, 0), room)]
+
+
+def size_for(checkpoint: Checkpoint, n_resident: int) -> int:
+    """Return the smallest `--arena` in bytes that keeps so many experts beside its free pool."""
+    low, high = 0, 1 << 20
+    while not _holds(_planned(checkpoint, high), n_resident):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _holds(_planned(checkpoint, middle), n_resident):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _planned(checkpoint: Checkpoint, size_bytes: int) -> PlannedArena | None:
+    try:
+        return plan(
+            checkpoint, size_bytes=size_bytes, max_bytes=0, top_k_batch=checkpoint.config.top_k
+        )
+    except ConfigError:
+        return None
+
+
+def _n_resident(planned: PlannedArena) -> int:
+    return planned.n_slots - planned.budget.free_pool - planned.budget.hedge
+
+
+def _holds(planned: PlannedArena | None, n_resident: int) -> bool:
+    return planned is not None and _n_resident(planned) >= n_resident
+
+
+def _arena_row(checkpoint: Checkpoint, name: str, n_bytes: int, room: int) -> dict[str, Any]:
+    planned = _planned(checkpoint, max(n_bytes, 1))
+    n_keys = checkpoint.config.n_keys
+    return {
+        "arena": name,
+        "bytes": planned.n_bytes if planned and name == "this machine" else n_bytes,
+        "n_slots": planned.n_slots if planned else 0,
+        "resident_share": min(1.0, _n_resident(planned) / n_keys) if planned else 0.0,
+        "fits": planned is not None and n_bytes <= room,
+    }

@@ -27,6 +27,7 @@ from .cache_check import check_parts
 from .cache_parts import CacheLimits, CacheMemory, CacheParts, Engine
 from .outcome import Load, Outcome, RequestRefused, SlotChange, TableChanges
 from .policy import Policy
+from .serving import Serving
 from .windows import Window, check_same
 
 
@@ -40,8 +41,7 @@ class SlotCache:
         self._flights = parts.flights
         self._windows = parts.windows
         self._fetches = parts.fetches
-        self._last_step = np.full(parts.book.table.size, -1, np.int64)
-        self._due = Outcome()
+        self._serving = Serving(parts)
         self.counters = parts.counters
 
     @classmethod
@@ -91,30 +91,27 @@ class SlotCache:
 
     def engine_attached(self) -> None:
         """An engine was sent Welcome (the whole table at `table_version`); nothing acked yet."""
-        self._close_early("another engine came")
-        self._windows.new_session()
+        self._serving.new_session("another engine came")
         self._parts.retired.new_engine()
-        self._last_step.fill(-1)
         self._parts.engine = Engine.ATTACHED
-        self._settle()
+        self._serving.settle()
 
     def engine_gone(self) -> None:
         """No engine reads the arena: the window closes unanswered, RETIRING slots are FREE.
 
         Reads under way go on and publish.
         """
-        self._close_early("the engine is gone")
-        self._windows.new_session()
+        self._serving.new_session("the engine is gone")
         self._parts.engine = Engine.NONE
-        self._settle()
+        self._serving.settle()
 
     def resync(self) -> None:
         """The engine gets the whole table: an open window closes unanswered (the table says all).
 
         Acknowledges nothing; the engine's next `applied` does.
         """
-        self._close_early("the engine asked for the whole table")
-        self._settle()
+        self._serving.close_early("the engine asked for the whole table")
+        self._serving.settle()
 
     def open_window(
         self,
@@ -146,11 +143,11 @@ class SlotCache:
             keys = tuple(layer * self._book.n_experts + expert for expert in experts)
             window = Window(request, layer, tuple(experts), keys, frozenset(busy), applied)
             self._windows.start(window)
-            self._count(step, np.array(keys, np.int64))
-            self._find(window)
-            self._settle()
+            self._serving.count(step, np.array(keys, np.int64))
+            self._serving.find(window)
+            self._serving.settle()
         elif known is not self._windows.open:
-            self._answer(known, applied)
+            self._serving.answer(known, applied)
 
     def cancel(self, request: int) -> None:
         """Close the window now; its answer lists every change made and CANCELLED keys.
@@ -164,10 +161,10 @@ class SlotCache:
             applied = self._parts.retired.applied
             window = Window(request, 0, (), (), frozenset(), max(applied, 0))
         elif window is self._windows.open:
-            self._close_early(f"request {request} was cancelled before its read ended")
+            self._serving.close_early(f"request {request} was cancelled before its read ended")
             self.counters.n_cancelled += 1
-        self._answer(window, window.applied)
-        self._settle()
+        self._serving.answer(window, window.applied)
+        self._serving.settle()
 
     def ack(self, applied: int, epoch_done: int, epoch_launched: int = 0) -> None:
         """The device's table reflects version `applied`; launches up to `epoch_done` are done.
@@ -178,7 +175,7 @@ class SlotCache:
         Raises RequestRefused for a version that does not exist yet.
         """
         self._acknowledge(applied, epoch_done, epoch_launched)
-        self._settle()
+        self._serving.settle()
 
     def touch(self, step: int, picks: NDArray[np.uint16]) -> int:
         """Count uses, [n, 2] of (layer, expert); each (step, layer, expert) once; return how many.
@@ -190,7 +187,7 @@ class SlotCache:
             text = f"touch: a pick outside {n_layers} layers of {n_experts} experts"
             raise RequestRefused("malformed", text)
         keys = picks[:, 0].astype(np.int64) * n_experts + picks[:, 1]
-        return self._count(step, np.unique(keys))
+        return self._serving.count(step, np.unique(keys))
 
     # reads
 
@@ -198,8 +195,8 @@ class SlotCache:
         """The read returned whole: publish the key. False where it was disowned meanwhile."""
         key = self._flights.land(load, checksum)
         if key is not None:
-            self._landed(key, None)
-        self._settle()
+            self._serving.landed(key, None)
+        self._serving.settle()
         return key is not None
 
     def fail(self, load: Load, code: str, text: str) -> None:
@@ -209,8 +206,8 @@ class SlotCache:
         """
         key = self._flights.land(load, None)
         if key is not None:
-            self._landed(key, (code, text))
-        self._settle()
+            self._serving.landed(key, (code, text))
+        self._serving.settle()
 
     def disown(self, load: Load, code: str, text: str) -> None:
         """Wait for this read no longer: its key fails now, it may be read into another slot.
@@ -219,8 +216,12 @@ class SlotCache:
         """
         key = self._flights.disown(load)
         if key is not None:
-            self._landed(key, (code, text))
-        self._settle()
+            self._serving.landed(key, (code, text))
+        self._serving.settle()
+
+    def wanted(self, load: Load) -> bool:
+        """Whether anybody waits for this read. If not, one not yet begun may be dropped by `fail`."""
+        return self._serving.wanted(load)
 
     # readers
 
@@ -233,7 +234,7 @@ class SlotCache:
         flat = tuple(layer * self._book.n_experts + expert for layer, expert in keys)
         if not self._fetches.begin(client, request, flat):
             return
-        self._use(np.array(sorted(flat), np.int64))
+        self._serving.use(np.array(sorted(flat), np.int64))
         for key in flat:
             slot = self._book.slot_of.get(key)
             if slot is not None:
@@ -243,7 +244,7 @@ class SlotCache:
             self.counters.n_fetch_misses += 1
             if self._flights.load_of(key) is None:
                 self._fetches.starved[key] = None
-        self._settle()
+        self._serving.settle()
 
     def end_fetch(self, client: int, request: int, code: str = "TIMEOUT") -> None:
         """Answer a waiting fetch with what is there; the rest fails (NO_SLOT or `code`)."""
@@ -252,21 +253,19 @@ class SlotCache:
     def release(self, client: int, leases: Sequence[tuple[int, int]]) -> int:
         """Give (slot, generation) leases back; returns how many were held."""
         n = sum(self._fetches.leases.drop(client, *lease) for lease in leases)
-        self._settle()
+        self._serving.settle()
         return n
 
     def client_gone(self, client: int) -> None:
         """Drop the reader's leases and waiting fetches."""
         self._fetches.client_gone(client)
-        self._settle()
+        self._serving.settle()
 
     # what falls due
 
     def drain(self) -> Outcome:
         """Loads to start and answers to send since the last call. Cheap when nothing happened."""
-        due, self._due = self._due, Outcome()
-        due.fetches = self._fetches.take_answers()
-        return due
+        return self._serving.take_due()
 
     def changes_since(self, from_version: int) -> TableChanges:
         """The final state of each key changed after `from_version`; see TableChanges for a gap."""
@@ -277,124 +276,17 @@ class SlotCache:
         n_experts = self._book.n_experts
         return [(*divmod(key, n_experts), s) for key, s in sorted(self._book.slot_of.items())]
 
+    @property
+    def engine_applied(self) -> int:
+        """The highest table version that the engine acknowledged, -1 = none."""
+        return self._parts.retired.applied
+
     def check(self) -> None:
         """Raise AssertionError where an invariant does not hold. O(n_slots); for tests."""
         check_parts(self._parts)
-
-    # inside
 
     def _acknowledge(self, applied: int, epoch_done: int, epoch_launched: int) -> None:
         if applied > self.table_version:
             text = f"version {applied} was applied, the table is at {self.table_version}"
             raise RequestRefused("malformed", text)
         self._parts.retired.ack(applied, epoch_done, epoch_launched)
-
-    def _count(self, step: int, keys: NDArray[np.int64]) -> int:
-        keys = keys[self._last_step[keys] < step]
-        self._last_step[keys] = step
-        self._use(keys)
-        self.counters.n_uses += len(keys)
-        return len(keys)
-
-    def _use(self, keys: NDArray[np.int64]) -> None:
-        policy = self._parts.policy
-        policy.use(keys)
-        self._book.note_scores(keys, policy.scores(keys), policy.last_uses(keys))
-
-    def _find(self, window: Window) -> None:
-        """Sort a new window's keys into hits, reads to adopt and keys that need a slot."""
-        counters = self.counters
-        counters.n_requests += 1
-        counters.n_requested += len(window.keys)
-        for key in window.keys:
-            load = self._flights.load_of(key)
-            if key in self._book.slot_of:
-                window.n_hits += 1
-            elif load is None:
-                window.unplaced.append(key)
-            else:
-                self._adopt_load(window, key, load)
-        counters.n_hits += window.n_hits
-
-    def _close_early(self, why: str) -> None:
-        """Close an open window; its keys that are not there yet fail."""
-        window = self._windows.open
-        if window is not None:
-            self.counters.n_no_slot += window.refuse_unplaced("CANCELLED", why)
-            window.refuse_reading("CANCELLED", why)
-            self._windows.close(window)
-
-    def _adopt_load(self, window: Window, key: int, load: Load) -> None:
-        window.adopt(key)
-        self.counters.n_adopted += 1
-        if not load.demand:
-            self._due.promoted.append(load)
-
-    def _begin(self, key: int, slot: int, *, demand: bool) -> Load:
-        load = self._flights.begin(key, slot, demand=demand)
-        self._fetches.starved.pop(key, None)
-        self._due.loads.append(load)
-        return load
-
-    def _landed(self, key: int, fault: tuple[str, str] | None) -> None:
-        if self._windows.open is not None:
-            self._windows.open.landed(key, fault)
-        if fault is None:
-            slot = self._book.slot_of[key]
-            self._fetches.landed(key, slot, self._book.generation[slot])
-        else:
-            self._fetches.failed(key, *fault)
-
-    def _settle(self) -> None:
-        """Do all that has become possible: free, place, answer, feed readers, refill the pool."""
-        self._free_retired()
-        window = self._windows.open
-        if window is not None:
-            self._place(window)
-            if window.complete:
-                self._windows.close(window)
-                self._answer(window, window.applied)
-        self._feed_readers()
-        while self._windows.open is None and self._parts.placement.refill(
-            len(self._fetches.starved), self._windows.last_keys
-        ):
-            self._free_retired()
-            self._feed_readers()
-
-    def _free_retired(self) -> None:
-        retired = self._parts.retired
-        gone = self._parts.engine is Engine.NONE
-        for slot in retired.take_all() if gone else retired.take_free():
-            self._book.to_free(slot)
-
-    def _place(self, window: Window) -> None:
-        """Find slots for the window's keys; what cannot get one, now or soon, fails."""
-        if not window.unplaced:
-            return
-        slots = self._parts.placement.for_window(window, len(window.unplaced))
-        for slot in slots:
-            key = window.unplaced.pop(0)
-            self._begin(key, slot, demand=True)
-            window.begin(key)
-        self.counters.n_misses += len(slots)
-        if window.unplaced and not self._flights.any_but(window.key_set):
-            text = f"layer {window.layer}: all {self.n_slots} slots are taken, leased or busy"
-            self.counters.n_no_slot += window.refuse_unplaced("NO_SLOT", text)
-
-    def _feed_readers(self) -> None:
-        """Begin the reads that readers wait for, as far as there are FREE slots."""
-        starved = self._fetches.starved
-        if not starved:
-            return
-        window = self._windows.open
-        busy = frozenset[int]() if window is None else window.busy
-        for slot in self._parts.placement.take_free(len(starved), busy):
-            key = next(iter(starved))
-            load = self._begin(key, slot, demand=False)
-            if window is not None and key in window.unplaced:
-                window.unplaced.remove(key)
-                self._adopt_load(window, key, load)
-
-    def _answer(self, window: Window, applied: int) -> None:
-        table = self.changes_since(applied)
-        self._due.answers.append(window.answer(self._book.slot_of, table))

@@ -103,8 +103,15 @@ class CacheParts:
         parts.engine = Engine.UNKNOWN if engine_may_live else Engine.NONE
         for slot in parts.book.adopt(free_others=not engine_may_live):
             parts.retired.add(slot, found + 1)
-        score, last_use = headers["score"].tolist(), headers["last_use"].tolist()
-        slot_of = parts.book.slot_of
-        parts.counters.n_restored = len(slot_of)
-        policy.restore([(key, score[slot], last_use[slot]) for key, slot in slot_of.items()])
+        parts._restore_scores()
         return parts
+
+    def _restore_scores(self) -> None:
+        """Give the policy what the headers say, and the headers what the policy made of it."""
+        headers, slot_of = self.memory.headers, self.book.slot_of
+        self.counters.n_restored = len(slot_of)
+        score = np.nan_to_num(headers["score"], nan=0.0, posinf=0.0, neginf=0.0).tolist()
+        last_use = headers["last_use"].tolist()
+        self.policy.restore([(key, score[slot], last_use[slot]) for key, slot in slot_of.items()])
+        keys = self.policy.residents()
+        self.book.note_scores(keys, self.policy.scores(keys), self.policy.last_uses(keys))

@@ -68,7 +68,8 @@ class SlotBook:
         ready: dict[int, int] = {}
         for slot in sorted(self._found_ready(), key=self._age):
             ready[self._key_in_header(slot)] = slot
-        others = [slot for slot in range(len(self)) if slot not in set(ready.values())]
+        kept = set(ready.values())
+        others = [slot for slot in range(len(self)) if slot not in kept]
         for slot in others:
             self._column["version"][slot] = self.versions.current
             self._set_state(slot, FREE if free_others else RETIRING)

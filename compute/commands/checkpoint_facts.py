@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from expert_daemon.arena import PlannedArena, plan
 from protocol.errors import ConfigError
 from protocol.files.block_sizes import FP4_PER_BYTE
 from protocol.files.checkpoint import Checkpoint
@@ -16,6 +15,9 @@ from protocol.files.slice_map import PIECES
 from protocol.files.tensor_table import dense_tensors, is_skipped
 
 from .machine_memory import MachineMemory
+
+if TYPE_CHECKING:
+    from expert_daemon.arena import PlannedArena
 
 HOST_SHARE = 0.9  # of the available memory; the rest is for activations and everything else
 ARENA_SHARES = {"smallest": 0.0, "a quarter": 0.25, "half": 0.5, "all experts": 1.0}
@@ -152,6 +154,8 @@ def size_for(checkpoint: Checkpoint, n_resident: int) -> int:
 
 
 def _planned(checkpoint: Checkpoint, size_bytes: int) -> PlannedArena | None:
+    from expert_daemon.arena import plan
+
     try:
         return plan(
             checkpoint, size_bytes=size_bytes, max_bytes=0, top_k_batch=checkpoint.config.top_k

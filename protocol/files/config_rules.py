@@ -15,6 +15,8 @@ from .block_sizes import TILE
 if TYPE_CHECKING:
     from .model_config import ModelConfig
 
+ENGRAM_COLUMNS_MAX = 1024  # of all tables: each costs a prime search
+
 
 def check_rules(config: ModelConfig, where: str) -> None:
     """Raise ConfigError, naming `where`, at the first rule that the config breaks."""
@@ -102,8 +104,9 @@ def _candidate_problem(config: ModelConfig) -> str:
 
 
 def _engram_problem(config: ModelConfig) -> str:
-    if config.engram_layers and config.engram_columns > 4096:
-        return f"the Engram has {config.engram_columns} columns a table, wanted at most 4096"
+    columns = config.engram_columns * len(config.engram_layers)
+    if columns > ENGRAM_COLUMNS_MAX:
+        return f"the Engram tables have {columns} columns, wanted at most {ENGRAM_COLUMNS_MAX}"
     wanted = tuple(sum(primes) for primes in engram_column_rows(config))
     for table, (layer, found, rows) in enumerate(
         zip(config.engram_layers, config.engram_n_rows, wanted, strict=True)

@@ -175,6 +175,7 @@ def test_another_architecture_or_tile_is_refused() -> None:
         ("engram_num_embeddings", [204, 359], "(layer 4) is 359, wanted 358"),
         ("engram_num_embeddings", [204], "2 entries"),
         ("engram_layer_ids", [1, 9], "integers from 0 to 7"),
+        ("engram_n_heads", 200, "have 1200 columns, wanted at most 1024"),
         ("num_hash_layers", 3, "wanted 0"),
         ("gate_temp", 2.0, "wanted 1.0"),
         ("n_shared_experts", 2, "wanted an integer from 1 to 1"),

@@ -220,7 +220,7 @@ class SlotCache:
         self._serving.settle()
 
     def wanted(self, load: Load) -> bool:
-        """Whether anybody waits for this read. If not, one not yet begun may be dropped by `fail`."""
+        """Whether anybody waits for this read; if not, one not yet begun may be given to `fail`."""
         return self._serving.wanted(load)
 
     # readers

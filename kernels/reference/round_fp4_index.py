@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kernels.formats import e8m0, fp4
@@ -20,7 +21,7 @@ def round_fp4_index(x: Tensor) -> Tensor:
     s = least power of two >= max(amax, 6 * 2^-126) * f32(1 / 6); y = s * E2M1(x / s).
     Source: model specification, section 2.2, ROUND_FP4_IDX.
     """
-    groups = x.float().unflatten(-1, (-1, GROUP))
+    groups = torch.unflatten(x.float(), -1, (-1, GROUP))
     amax = groups.abs().amax(-1, keepdim=True).clamp_min(_AMAX_FLOOR)
     scale = e8m0.power_of_two_at_least(amax * _RECIPROCAL)
     return (fp4.round_to_grid(groups / scale) * scale).flatten(-2)

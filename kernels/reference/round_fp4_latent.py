@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kernels.formats import fp4, fp8
@@ -19,7 +20,7 @@ def round_fp4_latent(x: Tensor) -> Tensor:
     s = E4M3(max(amax, 6 * 2^-9) / 6), a true division; y = s * E2M1(x / s).
     Source: model specification, section 2.2, ROUND_FP4_KV.
     """
-    groups = x.float().unflatten(-1, (-1, GROUP))
+    groups = torch.unflatten(x.float(), -1, (-1, GROUP))
     amax = groups.abs().amax(-1, keepdim=True).clamp_min(_AMAX_FLOOR)
     scale = fp8.round_to_grid(amax / fp4.MAX)
     return (fp4.round_to_grid(groups / scale) * scale).flatten(-2)

@@ -1,0 +1,76 @@
+"""One layer: Engram where it has one, then attention and experts on the residual streams.
+
+Source: model specification, section 3.0.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.reference.hc_collapse import hc_collapse
+from kernels.reference.hc_expand import hc_expand
+from kernels.reference.rms_norm import rms_norm
+from protocol.files.model_config import ModelConfig
+
+from .attention import Attention
+from .engram import Engram
+from .highway import mix
+from .moe import Moe
+from .precision import Numerics
+from .rotary import RotaryTable
+from .step import Step
+from .weights import LayerWeights
+
+
+class Block:
+    """One layer of the model."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        weights: LayerWeights,
+        numerics: Numerics,
+        rotary: RotaryTable,
+        *,
+        vendor_decode_defect: bool = False,
+    ) -> None:
+        self.config = config
+        self.layer = layer
+        self.weights = weights
+        self.numerics = numerics
+        self.engram = None
+        if weights.engram is not None:
+            self.engram = Engram(config, layer, weights.engram, numerics)
+        self.attention = Attention(
+            config,
+            layer,
+            weights.attention,
+            numerics,
+            rotary,
+            vendor_decode_defect=vendor_decode_defect,
+        )
+        self.moe = Moe(config, layer, weights.moe, numerics)
+
+    def __call__(self, step: Step, streams: Tensor, pre: Tensor) -> tuple[Tensor, Tensor]:
+        """Return streams [T, S, H] after the layer and the pre-mix [T, S] for the next one.
+
+        A sublayer collapses with the pre-mix of the sublayer BEFORE it.
+        """
+        w = self.weights
+        if self.engram is not None:
+            streams = self.engram(step, streams)
+        site = mix(streams, w.attention_mix, self.config)
+        y = self.attention(step, self._read(streams, pre, w.attention_norm))
+        streams, pre = hc_expand(y, streams, site.post, site.comb), site.pre
+        site = mix(streams, w.ffn_mix, self.config)
+        y = self.moe(step, self._read(streams, pre, w.ffn_norm))
+        streams, pre = hc_expand(y, streams, site.post, site.comb), site.pre
+        if step.record is not None and step.record.full:
+            step.record.streams.append(streams)
+            step.record.pre.append(pre)
+        return streams, pre
+
+    def _read(self, streams: Tensor, pre: Tensor, norm: Tensor) -> Tensor:
+        dtype = self.numerics.activation
+        return rms_norm(hc_collapse(streams, pre, dtype), norm, self.config.norm_eps, dtype)

@@ -1,0 +1,28 @@
+"""From the streams after the last layer to logits. Source: model specification, section 3.8."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.reference.hc_collapse import hc_collapse
+from kernels.reference.linear import linear
+from kernels.reference.rms_norm import rms_norm
+
+from .precision import Numerics
+
+
+class Head:
+    """Final norm and output matrix; the last layer's pre-mix collapses the streams."""
+
+    def __init__(self, norm: Tensor, matrix: Tensor, eps: float, numerics: Numerics) -> None:
+        self.norm = norm
+        self.matrix = matrix
+        self.eps = eps
+        self.numerics = numerics
+
+    def __call__(self, streams: Tensor, pre: Tensor) -> Tensor:
+        """Return logits [T, vocab] f32 of streams [T, S, H] and pre [T, S]."""
+        dtype = self.numerics.activation
+        y = rms_norm(hc_collapse(streams, pre, dtype), self.norm, self.eps, dtype)
+        return linear(y, self.matrix, torch.float32)

@@ -1,0 +1,90 @@
+"""The expert site of one layer: router, routed experts from their bytes, the shared expert.
+
+Invariants: experts are added in ascending id in f32, one after the other, however the source
+groups them; a dequantised expert lives until the next one and never outlives the layer's step.
+Source: model specification, section 3.7.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.formats import fp4
+from kernels.reference.linear import linear
+from kernels.reference.route_select import route_select
+from kernels.reference.swiglu import swiglu
+from protocol.errors import ShardError
+from protocol.files.model_config import ModelConfig
+
+from .precision import Numerics
+from .sources import ExpertMatrices
+from .step import Step
+from .weights import MoeWeights
+
+
+class Plan:
+    """The picks of a step grouped by expert, ascending: the order of summation."""
+
+    def __init__(self, picks: Tensor, weights: Tensor) -> None:
+        """Group picks [T, K] int64 and their weights [T, K] f32."""
+        order = picks.flatten().argsort(stable=True)
+        experts, counts = torch.unique_consecutive(picks.flatten()[order], return_counts=True)
+        self.experts: list[int] = experts.tolist()
+        tokens, sizes = order // picks.shape[1], counts.tolist()
+        self.tokens = torch.split(tokens, sizes)  # an expert: [n] int64, ascending
+        self.weights = torch.split(weights.flatten()[order], sizes)  # an expert: [n] f32
+
+
+class Moe:
+    """Router and experts of one layer."""
+
+    def __init__(
+        self, config: ModelConfig, layer: int, weights: MoeWeights, numerics: Numerics
+    ) -> None:
+        self.config = config
+        self.layer = layer
+        self.weights = weights
+        self.numerics = numerics
+
+    def __call__(self, step: Step, x: Tensor) -> Tensor:
+        """Return the site's output [T, H] for x [T, H], both in the activation dtype."""
+        config, w, n = self.config, self.weights, self.numerics
+        logits = linear(x, w.router, torch.float32)
+        picks, weights = route_select(logits, w.bias, config.top_k, config.routed_scale)
+        self._note(step, picks, weights)
+        plan = Plan(picks, weights)
+        rounded = n.round_fp8(x)
+        total = torch.zeros_like(rounded)
+        stream = step.experts.stream(self.layer, plan.experts)
+        for number, (expert, matrices) in enumerate(stream):
+            assert expert == plan.experts[number]
+            gate_up, down = self._dequantise(expert, matrices)
+            tokens = plan.tokens[number]
+            y = self._expert(rounded[tokens], gate_up, down, plan.weights[number])
+            total.index_add_(0, tokens, y.float())
+        shared = self._expert(rounded, w.shared_gate_up, w.shared_down, None)
+        return total.add_(shared.float()).to(n.activation)
+
+    def _expert(self, x: Tensor, gate_up: Tensor, down: Tensor, weight: Tensor | None) -> Tensor:
+        """Return y [n, H] of one expert; the weight acts before the down projection's rounding."""
+        n = self.numerics
+        gate, up = linear(x, gate_up, n.activation).chunk(2, dim=1)
+        activated = swiglu(gate, up, self.config.swiglu_limit, weight).to(n.activation)
+        return linear(n.round_fp8(activated), down, n.activation)
+
+    def _dequantise(self, expert: int, m: ExpertMatrices) -> tuple[Tensor, Tensor]:
+        """Return gate over up [2 * width, H] and down [H, width], f32."""
+        try:
+            packed, scales = torch.cat([m.gate, m.up]), torch.cat([m.gate_scale, m.up_scale])
+            return fp4.dequantise(packed, scales), fp4.dequantise(m.down, m.down_scale)
+        except ValueError as error:
+            raise ShardError(f"layer {self.layer} expert {expert}: {error}") from None
+
+    def _note(self, step: Step, picks: Tensor, weights: Tensor) -> None:
+        if step.record is None:
+            return
+        ascending, order = picks.sort(dim=1)
+        step.record.picks.append(ascending)
+        if step.record.full:
+            step.record.weights.append(weights.gather(1, order))

@@ -1,0 +1,81 @@
+"""What one forward pass shares between its layers: positions, masks, sources, the selection.
+
+A step takes T tokens at positions first .. first + T - 1 of one sequence. Everything that depends
+on positions alone is made here, once for all layers. Source: model specification, section 4.2.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .record import Record
+from .selection import Selection, tiles_of
+from .sequence import Sequence
+from .sources import ExpertSource, RowSource
+
+
+class WindowTile:
+    """The window rows of one tile: a range of (older rows, new rows) and who sees which."""
+
+    __slots__ = ("end", "first", "rows", "visible")
+
+    def __init__(self, first: int, end: int, rows: slice, visible: Tensor | None) -> None:
+        self.first = first  # queries
+        self.end = end
+        self.rows = rows
+        self.visible = visible  # [tile, rows] bool, None = all
+
+
+class Step:
+    """One forward pass of one chunk; made by the model, read by its layers."""
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        n_tokens: int,
+        experts: ExpertSource,
+        rows: RowSource,
+        record: Record | None = None,
+    ) -> None:
+        config = sequence.config
+        self.sequence = sequence
+        self.experts = experts
+        self.rows = rows
+        self.record = record
+        self.first = sequence.position
+        self.n_tokens = n_tokens
+        self.end = self.first + n_tokens
+        self.device = sequence.device
+        self.engram_handles: list[int] = []
+        # Set by index sources, used by the layers after them within this step.
+        self.selection: Selection | None = None
+        self.candidates: Tensor | None = None  # [T, blocks] bool, None = every block
+        self._set_window(config.sliding_window)
+
+    def _set_window(self, window: int) -> None:
+        """Ring slots to read and write, and the tiles' masks."""
+        older = max(0, self.first - window + 1)
+        n_older = self.first - older
+        self.older_slots = torch.arange(older, self.first, device=self.device) % window
+        kept = max(self.first, self.end - window)
+        self.kept_from = kept - self.first  # earlier rows of the chunk never reach the ring
+        self.kept_slots = torch.arange(kept, self.end, device=self.device) % window
+        self.tiles = []
+        for first, end in tiles_of(self.n_tokens):
+            low = max(0, n_older + first - window + 1)
+            rows = slice(low, n_older + end)
+            mask = None
+            if end - first > 1:
+                query = torch.arange(n_older + first, n_older + end, device=self.device)[:, None]
+                key = torch.arange(low, n_older + end, device=self.device)
+                mask = (key <= query) & (key > query - window)
+            self.tiles.append(WindowTile(first, end, rows, mask))
+
+    def visible_groups(self, ratio: int) -> Tensor:
+        """Return the number of closed groups that each query sees [T] int64."""
+        return torch.arange(self.first + 1, self.end + 1, device=self.device) // ratio
+
+    def most_visible(self, ratio: int) -> list[int]:
+        """Return the number of closed groups that each tile's last query sees."""
+        return [(self.first + tile.end) // ratio for tile in self.tiles]

@@ -1,0 +1,174 @@
+"""The dense weights of a model, by module, as the forward pass uses them.
+
+Everything that an operator multiplies is f32, dequantised once at load; the embedding stays bf16.
+Matrices that read the same input are stacked, so that one product serves them.
+Invariants: nothing here comes from a routed expert or an Engram table; no file is open afterwards.
+Source of names and roles: model specification, section 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protocol.files.checkpoint import Checkpoint
+from protocol.files.model_config import ModelConfig
+
+from .tensor_reader import TensorReader
+
+
+@dataclass(frozen=True, slots=True)
+class HighwayWeights:
+    """The mHC coefficients of one site."""
+
+    fn: Tensor  # [S * (S + 2), S * H]
+    scale: Tensor  # [S * (S + 2)], the file's three repeated
+    base: Tensor  # [S * (S + 2)]
+
+
+@dataclass(frozen=True, slots=True)
+class CompressorWeights:
+    """What a kv source makes compressed rows and index keys of."""
+
+    kv_gate: Tensor  # [k or 2k, H]: wkv, and wgate where the ratio is 2
+    norm: Tensor  # [k]
+    key: Tensor  # [index k, k]
+    key_norm: Tensor  # [index k]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """One attention site; the index parts where the layer has them."""
+
+    qa_kv: Tensor  # [q rank + k, H]: wq_a, wkv
+    q_norm: Tensor
+    kv_norm: Tensor
+    q_b: Tensor  # [heads * k, q rank]
+    sink: Tensor  # [heads]
+    o_a: Tensor  # [groups, o rank, heads / groups * k]
+    o_b: Tensor  # [H, groups * o rank]
+    index_q: Tensor | None  # [index heads * index k, q rank], index sources
+    index_heads: Tensor | None  # [index heads, H], index sources
+    compressor: CompressorWeights | None  # kv sources
+
+
+@dataclass(frozen=True, slots=True)
+class MoeWeights:
+    """Router and shared expert of one layer."""
+
+    router: Tensor  # [E, H]
+    bias: Tensor  # [E]
+    shared_gate_up: Tensor  # [2 * width, H]: w1, w3
+    shared_down: Tensor  # [H, width]
+
+
+@dataclass(frozen=True, slots=True)
+class EngramWeights:
+    """What turns Engram rows into keys and a value."""
+
+    kv: Tensor  # [(S + 1) * H, columns * k]
+    weight: Tensor  # [S, H], query weight * key weight
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One block."""
+
+    attention_mix: HighwayWeights
+    attention_norm: Tensor
+    attention: AttentionWeights
+    ffn_mix: HighwayWeights
+    ffn_norm: Tensor
+    moe: MoeWeights
+    engram: EngramWeights | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """The whole model but for routed experts and Engram tables."""
+
+    embed: Tensor  # [vocab, H] bf16
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: Tensor  # [vocab, H]
+
+
+def load_weights(checkpoint: Checkpoint, device: torch.device) -> ModelWeights:
+    """Read all dense tensors to `device`; raises ShardError."""
+    config = checkpoint.config
+    with TensorReader(checkpoint.tensors, device) as reader:
+        return ModelWeights(
+            embed=reader.stored("embed.weight"),
+            layers=tuple(_layer(reader, config, layer) for layer in range(config.n_layers)),
+            norm=reader.f32("norm.weight"),
+            head=reader.f32("head.weight"),
+        )
+
+
+def _layer(reader: TensorReader, config: ModelConfig, layer: int) -> LayerWeights:
+    name = f"layers.{layer}"
+    return LayerWeights(
+        attention_mix=_highway(reader, config, f"{name}.hc_attn"),
+        attention_norm=reader.f32(f"{name}.attn_norm.weight"),
+        attention=_attention(reader, config, layer),
+        ffn_mix=_highway(reader, config, f"{name}.hc_ffn"),
+        ffn_norm=reader.f32(f"{name}.ffn_norm.weight"),
+        moe=_moe(reader, f"{name}.ffn"),
+        engram=_engram(reader, f"{name}.engram") if layer in config.engram_layers else None,
+    )
+
+
+def _highway(reader: TensorReader, config: ModelConfig, name: str) -> HighwayWeights:
+    n = config.hc_mult
+    scale = reader.f32(f"{name}_scale")
+    spread = torch.cat([scale[i].expand(width) for i, width in enumerate((n, n, n * n))])
+    return HighwayWeights(reader.f32(f"{name}_fn"), spread, reader.f32(f"{name}_base"))
+
+
+def _attention(reader: TensorReader, config: ModelConfig, layer: int) -> AttentionWeights:
+    name = f"layers.{layer}.attn"
+    index_source = layer in config.index_source_layers
+    index = f"{name}.indexer"
+    return AttentionWeights(
+        qa_kv=torch.cat([reader.fp8(f"{name}.wq_a"), reader.fp8(f"{name}.wkv")]),
+        q_norm=reader.f32(f"{name}.q_norm.weight"),
+        kv_norm=reader.f32(f"{name}.kv_norm.weight"),
+        q_b=reader.fp8(f"{name}.wq_b"),
+        sink=reader.f32(f"{name}.attn_sink"),
+        o_a=reader.fp8(f"{name}.wo_a").view(config.o_groups, config.o_lora_rank, -1),
+        o_b=reader.fp8(f"{name}.wo_b"),
+        index_q=reader.fp8(f"{index}.wq_b") if index_source else None,
+        index_heads=reader.f32(f"{index}.weights_proj.weight") if index_source else None,
+        compressor=_compressor(reader, config, layer),
+    )
+
+
+def _compressor(reader: TensorReader, config: ModelConfig, layer: int) -> CompressorWeights | None:
+    if layer not in config.kv_source_layers:
+        return None
+    name = f"layers.{layer}.attn.compressor"
+    index = f"layers.{layer}.attn.indexer"
+    parts = ["wkv", "wgate"] if config.ratio(layer) > 1 else ["wkv"]
+    return CompressorWeights(
+        kv_gate=torch.cat([reader.f32(f"{name}.{part}.weight") for part in parts]),
+        norm=reader.f32(f"{name}.norm.weight"),
+        key=reader.f32(f"{index}.wk.weight"),
+        key_norm=reader.f32(f"{index}.k_norm.weight"),
+    )
+
+
+def _moe(reader: TensorReader, name: str) -> MoeWeights:
+    shared = f"{name}.shared_experts"
+    return MoeWeights(
+        router=reader.f32(f"{name}.gate.weight"),
+        bias=reader.f32(f"{name}.gate.bias"),
+        shared_gate_up=torch.cat([reader.fp8(f"{shared}.w1"), reader.fp8(f"{shared}.w3")]),
+        shared_down=reader.fp8(f"{shared}.w2"),
+    )
+
+
+def _engram(reader: TensorReader, name: str) -> EngramWeights:
+    weight = reader.f32(f"{name}.q_weight") * reader.f32(f"{name}.k_weight")
+    return EngramWeights(kv=reader.fp8(f"{name}.wkv"), weight=weight)

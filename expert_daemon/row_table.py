@@ -7,7 +7,6 @@ Rows that share a page, or lie less than a page apart, are read at once.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from protocol.files.safetensors_index import Shard
 from protocol.files.slice_map import ByteRange, EngramTable
 
+from .log import log
 from .range_reader import RangeReader, ReadFailure
 from .source import Bytes, ReadKind
 
@@ -92,7 +92,7 @@ class _Column:
                 self._shard, self._place.offset, memory, n_bytes=len(memory), align=1
             )
         except ReadFailure as failure:
-            sys.stderr.write(f"Engram scales are not kept in memory: {failure.text}\n")
+            log(f"Engram scales are not kept in memory: {failure.text}")
             return
         self._kept = memory.reshape(-1, self._width)
 

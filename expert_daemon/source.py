@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
@@ -24,6 +23,7 @@ from protocol.errors import ShardError
 from protocol.files.safetensors_index import Shard
 
 from .direct_io import open_direct
+from .log import log
 
 PAGE_BYTES = 4096
 
@@ -99,9 +99,7 @@ class FileSource:
     def _log_refused(self, shard: int, where: str) -> None:
         self.n_direct_refused += 1
         if self.n_direct_refused == 1:
-            sys.stderr.write(
-                f"{self.path(shard)}: O_DIRECT refused ({where}): reading through the page cache\n"
-            )
+            log(f"{self.path(shard)}: O_DIRECT refused ({where}): reading through the page cache")
 
     def path(self, shard: int) -> Path:
         """The shard's file, for messages."""

@@ -1,0 +1,48 @@
+"""`python -m expert_daemon`: serve the experts of one model until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+
+from protocol.arena.handover import listen_descriptors
+from protocol.errors import HeadraceError
+
+from .arena import ARENA_NAME
+from .config import load_config
+from .daemon import Daemon, WrapSource
+from .log import log
+
+SWITCH_INTERVAL_S = 1e-4  # a reader that holds the interpreter lock gives it up to the loop soon
+
+
+def main(arguments: Sequence[str], wrap_source: WrapSource | None = None) -> int:
+    """Return the exit status: 0 after a signal, 1 where the daemon could not start."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    threading.excepthook = _end_on_bug
+    try:
+        config = load_config(arguments, os.environ)
+        passed = listen_descriptors().get(ARENA_NAME)
+        daemon = Daemon(config, passed_arena=passed, wrap_source=wrap_source)
+    except HeadraceError as error:
+        sys.stderr.write(f"expert daemon: {error}\n")
+        return 1
+    daemon.stop_on_signals()
+    daemon.run()
+    return 0
+
+
+def _end_on_bug(caught: threading.ExceptHookArgs) -> None:
+    """A reader that died of a bug would keep its slot for ever: end, to be started again."""
+    traceback.print_exception(caught.exc_type, caught.exc_value, caught.exc_traceback)
+    log("a thread has failed: the daemon ends")
+    os._exit(70)
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(status)  # a read that never returns must not keep the process

@@ -1,0 +1,264 @@
+"""The daemon's arena: planned, created or taken over from a predecessor, populated.
+
+An arena that a predecessor left comes by LISTEN_FDS under the name `arena`, from systemd's
+descriptor store or from a parent. Where layout and model are ours its READY slots keep their bytes;
+where they are not, but the file is large enough, it is initialised again in place; else it is given
+up before a new one is made.
+
+Invariants: what is populated never exceeds the size asked for; each start raises the generation;
+slots of a foreign arena count as readable by its engine until that process is gone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from protocol.arena.fds import check_sealed, create_arena
+from protocol.arena.identity import Identity, read_identity, update_identity, write_identity
+from protocol.arena.layout import ArenaLayout, ArenaView, SlotState
+from protocol.errors import ProtocolError
+from protocol.files.checkpoint import Checkpoint
+from protocol.sizes import format_size
+
+from .budget import Budget, minimum_slots, plan_arena
+from .log import log
+from .populate import ask_for_huge_pages, populate
+from .source import Bytes
+
+ARENA_NAME = "arena"
+MIN_RING_ROWS = 1024
+MAX_RING_ROWS = 1 << 17
+RING_SHARE = 64  # the row ring takes a 64th of what a minimal arena leaves over
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedArena:
+    """What the settings ask for."""
+
+    layout: ArenaLayout
+    n_slots: int
+    n_bytes: int  # as populated
+    budget: Budget
+
+
+@dataclass(slots=True)
+class Arena:
+    """The mapped arena of this daemon."""
+
+    descriptor: int
+    view: ArenaView
+    identity: Identity
+    file_bytes: int
+    memory: Bytes  # the whole mapping, u8
+    is_adopted: bool  # slots of a predecessor are in it
+    engine_pid: int  # of a living process that may still read it, 0 where there is none
+
+    def slot(self, slot: int) -> Bytes:
+        """One slot's bytes, writable."""
+        offset = self.view.layout.slot_offset(slot)
+        return self.memory[offset : offset + self.view.layout.slot_bytes]
+
+    def note_engine(self, pid: int) -> None:
+        """Write into the identity page which process is the engine; 0: none."""
+        started = process_start(pid) if pid else 0
+        self.identity = update_identity(self.memory.data, engine_pid=pid, engine_started=started)
+
+    def note_clean(self) -> None:
+        """Write that this daemon ended in order: nothing is being written any more."""
+        self.identity = update_identity(self.memory.data, clean=True)
+
+
+def plan(
+    checkpoint: Checkpoint, *, size_bytes: int, max_bytes: int, top_k_batch: int
+) -> PlannedArena:
+    """Return layout and slots for a size; 0: room for all experts, at most half of the memory.
+
+    Raises ConfigError with each addend of the minimum where the size is too small.
+    """
+    n_keys = checkpoint.config.n_keys
+    row_bytes = max((table.row_bytes for table in checkpoint.engram_tables), default=0)
+
+    def layout_of(n_slots: int, ring_rows: int) -> ArenaLayout:
+        image = checkpoint.slice_map.image
+        return ArenaLayout.plan(
+            n_layers=checkpoint.config.n_layers,
+            n_experts=checkpoint.config.n_experts,
+            n_slots_max=n_slots,
+            slot_bytes=image.slot_bytes,
+            row_bytes=row_bytes,
+            ring_rows=ring_rows,
+            piece_offsets=image.piece_offsets,
+            piece_bytes=image.piece_bytes,
+        )
+
+    def bytes_of(n_slots: int, ring_rows: int) -> int:
+        layout = layout_of(max(n_slots, 1), ring_rows)
+        return layout.bookkeeping_bytes + n_slots * layout.slot_bytes
+
+    least = bytes_of(minimum_slots(top_k_batch).n_slots, MIN_RING_ROWS if row_bytes else 0)
+    size_bytes = size_bytes or max(least, _half_of_memory())
+    max_bytes = max(max_bytes, size_bytes)
+    ring_rows = _ring_rows(size_bytes - least, row_bytes)
+    largest = plan_arena(
+        max_bytes,
+        top_k_batch=top_k_batch,
+        n_keys=n_keys,
+        bytes_of=lambda n_slots: bytes_of(n_slots, ring_rows),
+    )
+    layout = layout_of(largest.n_slots, ring_rows)
+    planned = plan_arena(
+        size_bytes,
+        top_k_batch=top_k_batch,
+        n_keys=n_keys,
+        bytes_of=lambda n_slots: layout.bookkeeping_bytes + n_slots * layout.slot_bytes,
+    )
+    return PlannedArena(layout, planned.n_slots, planned.n_bytes, planned.budget)
+
+
+def _ring_rows(surplus_bytes: int, row_bytes: int) -> int:
+    if row_bytes == 0:
+        return 0
+    return min(MAX_RING_ROWS, MIN_RING_ROWS + max(0, surplus_bytes) // RING_SHARE // row_bytes)
+
+
+def _half_of_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def open_arena(planned: PlannedArena, fingerprint: bytes, passed: int | None) -> Arena:
+    """Return a populated arena of a new generation, from the descriptor `passed` where it fits.
+
+    Raises ConfigError where the memory cannot be had.
+    """
+    if passed is not None:
+        try:
+            check_sealed(passed)
+            return _take_over(planned, fingerprint, passed)
+        except (ProtocolError, OSError) as error:
+            log(f"the arena passed on is given up: {error}")
+            os.close(passed)
+    descriptor = create_arena(planned.layout.n_bytes)
+    return _initialise(planned, fingerprint, descriptor, generation=1, engine_pid=0)
+
+
+def _take_over(planned: PlannedArena, fingerprint: bytes, descriptor: int) -> Arena:
+    layout = planned.layout
+    with mmap.mmap(descriptor, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ) as page:
+        identity: Identity | None = None
+        try:
+            identity = read_identity(page)
+            difference = _difference(identity, planned, fingerprint)
+        except ProtocolError as error:
+            difference = str(error)
+    file_bytes = os.fstat(descriptor).st_size
+    if difference and file_bytes < layout.n_bytes:
+        raise ProtocolError(f"{difference}; {file_bytes} bytes, wanted {layout.n_bytes}")
+    engine_pid = _living_engine(identity)
+    generation = identity.daemon_generation + 1 if identity else 1
+    if difference:
+        log(f"the arena passed on is initialised again: {difference}")
+        return _initialise(
+            planned, fingerprint, descriptor, generation=generation, engine_pid=engine_pid
+        )
+    memory = _map(descriptor, planned)
+    identity = update_identity(
+        memory.data, daemon_generation=generation, n_slots=planned.n_slots, clean=False
+    )
+    view = ArenaView(memory.data, layout)
+    return Arena(descriptor, view, identity, file_bytes, memory, True, engine_pid)
+
+
+def _difference(identity: Identity, planned: PlannedArena, fingerprint: bytes) -> str:
+    """Return what keeps an arena's slots from being used, empty where nothing does."""
+    if identity.fingerprint != fingerprint:
+        return f"it holds model {identity.fingerprint.hex()}, wanted {fingerprint.hex()}"
+    if identity.layout != planned.layout:
+        return (
+            f"it has room for {identity.layout.n_slots_max} slots of "
+            f"{identity.layout.slot_bytes} bytes, wanted {planned.layout.n_slots_max} of "
+            f"{planned.layout.slot_bytes}"
+        )
+    if identity.n_slots > planned.n_slots:
+        return f"it uses {identity.n_slots} slots, wanted {planned.n_slots}"
+    return ""
+
+
+def _initialise(
+    planned: PlannedArena, fingerprint: bytes, descriptor: int, *, generation: int, engine_pid: int
+) -> Arena:
+    layout = planned.layout
+    memory = _map(descriptor, planned)
+    memory[: layout.bookkeeping_bytes] = 0
+    view = ArenaView(memory.data, layout)
+    if engine_pid:  # it may be reading any of them
+        view.headers["state"] = SlotState.RETIRING
+    identity = Identity(
+        layout=layout,
+        arena_id=secrets.token_bytes(16),
+        fingerprint=fingerprint,
+        daemon_generation=generation,
+        n_slots=planned.n_slots,
+        engine_pid=engine_pid,
+        engine_started=process_start(engine_pid) if engine_pid else 0,
+    )
+    write_identity(memory.data, identity)
+    file_bytes = os.fstat(descriptor).st_size
+    return Arena(descriptor, view, identity, file_bytes, memory, bool(engine_pid), engine_pid)
+
+
+def _map(descriptor: int, planned: PlannedArena) -> Bytes:
+    layout = planned.layout
+    file_bytes = os.fstat(descriptor).st_size
+    mapping = mmap.mmap(descriptor, file_bytes, mmap.MAP_SHARED)
+    used = layout.slots_offset + planned.n_slots * layout.slot_bytes
+    unused = file_bytes // mmap.PAGESIZE * mmap.PAGESIZE - used
+    if unused > 0:  # a larger predecessor may have left pages there
+        mapping.madvise(mmap.MADV_REMOVE, used, unused)
+    ask_for_huge_pages(mapping, layout.n_bytes)
+    memory: Bytes = np.frombuffer(mapping, np.uint8)
+    populate(
+        memory,
+        [
+            (0, layout.bookkeeping_bytes),
+            (layout.slots_offset, planned.n_slots * layout.slot_bytes),
+        ],
+        n_threads=os.cpu_count() or 1,
+    )
+    return memory
+
+
+def _living_engine(identity: Identity | None) -> int:
+    if identity is None or identity.engine_pid == 0:
+        return 0
+    started = process_start(identity.engine_pid)
+    return identity.engine_pid if started and started == identity.engine_started else 0
+
+
+def process_start(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot; 0 where there is none.
+
+    Source: proc_pid_stat(5), field 22.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[19])
+
+
+def describe(arena: Arena) -> str:
+    """Return the arena in a line for the log."""
+    layout = arena.view.layout
+    kept = int((arena.view.headers["state"] == SlotState.READY).sum())
+    n_bytes = layout.bookkeeping_bytes + arena.identity.n_slots * layout.slot_bytes
+    return (
+        f"arena of {format_size(n_bytes)}: {arena.identity.n_slots} slots of "
+        f"{layout.slot_bytes} bytes, {layout.ring_rows} rows, "
+        f"{kept} experts kept, generation {arena.identity.daemon_generation}"
+    )

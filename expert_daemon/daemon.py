@@ -1,0 +1,189 @@
+"""One expert daemon, put together: from its settings to a server on a running loop.
+
+`wrap_source` is the seam for tests that inject faults into reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import uvloop
+
+from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
+from protocol.files.slice_map import Slice
+from protocol.sd_notify import notify
+
+from .arena import ARENA_NAME, Arena, PlannedArena, describe, open_arena, plan
+from .cache import SlotCache
+from .cache_parts import CacheLimits, CacheMemory
+from .config import DaemonConfig
+from .loading import ExpertLoading
+from .lock import RuntimeLock, prepare_directory
+from .log import log
+from .metrics import Counters
+from .policy import make_policy
+from .range_reader import MAX_WINDOW_BYTES, RangeReader
+from .read_plan import Fragment
+from .reader import ExpertReader, Key
+from .reader_threads import ReaderThreads
+from .row_table import RowTable
+from .rows import EngramRows
+from .server import Server
+from .source import FileSource, Source
+from .works import Works
+
+FINISH_S = 1.0  # how long the reads in hand are waited for at the end
+MAX_ALIGNMENT = 1 << 16
+
+WrapSource = Callable[[Source], Source]
+
+
+class Daemon:
+    """Everything that one daemon holds; `run` serves until `stop`."""
+
+    def __init__(
+        self,
+        config: DaemonConfig,
+        *,
+        passed_arena: int | None = None,
+        wrap_source: WrapSource | None = None,
+    ) -> None:
+        """Open the model, take the lock, map the arena and listen. Raises HeadraceError."""
+        began = time.monotonic()
+        checkpoint = open_checkpoint(resolve_model(config.model))
+        top_k_batch = checkpoint.config.top_k * config.batch
+        planned = plan(
+            checkpoint,
+            size_bytes=config.arena_bytes,
+            max_bytes=config.arena_max_bytes,
+            top_k_batch=top_k_batch,
+        )
+        prepare_directory(config.runtime_dir)
+        self._lock = RuntimeLock(config.lock_path)
+        self._arena = open_arena(planned, checkpoint.fingerprint, passed_arena)
+        files: Source = FileSource(checkpoint.shards, direct=config.read_mode == "direct")
+        self._source = wrap_source(files) if wrap_source else files
+        self._threads = ReaderThreads(config.read_threads, MAX_WINDOW_BYTES + 2 * MAX_ALIGNMENT)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._loop = uvloop.new_event_loop()
+        works = self._make_works(config, checkpoint, planned)
+        self._server = Server(config, self._loop, works)
+        self._loop.add_reader(self._wake, self._take_reads)
+        log(f"{describe(self._arena)}; ready after {time.monotonic() - began:.3f} s")
+
+    def run(self) -> None:
+        """Serve until `stop`; then finish what is being read, as far as that is quick."""
+        gc.collect()
+        gc.freeze()
+        self._announce()
+        try:
+            self._loop.run_forever()
+        finally:
+            self._finish()
+
+    def stop_on_signals(self) -> None:
+        """Let SIGTERM and SIGINT end `run`; call on the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._loop.stop)
+
+    def stop(self) -> None:
+        """End `run`; may be called from any thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _make_works(
+        self, config: DaemonConfig, checkpoint: Checkpoint, planned: PlannedArena
+    ) -> Works:
+        arena, threads = self._arena, self._threads
+        ranges = RangeReader(self._source)
+        image = checkpoint.slice_map.image
+        pieces = tuple(zip(image.piece_offsets, image.piece_bytes, strict=True))
+        reader = ExpertReader(threads, ranges, _fragments(checkpoint), pieces, self._signal)
+        cache = _make_cache(config, checkpoint, planned, arena)
+        _remember_checksums(arena, cache, reader)
+        tables = [RowTable(table, checkpoint.shards, ranges) for table in checkpoint.engram_tables]
+        counters = Counters()
+        return Works(
+            arena=arena,
+            budget=planned.budget,
+            loading=ExpertLoading(cache, reader, arena, counters),
+            reader=reader,
+            threads=threads,
+            ranges=ranges,
+            rows=EngramRows(tables, arena.view.ring, threads, self._signal),
+            counters=counters,
+            top_k_batch=checkpoint.config.top_k * config.batch,
+            descriptor_path=config.descriptor_path,
+            settings={
+                "model": str(checkpoint.directory),
+                "policy": config.policy,
+                "read_mode": config.read_mode,
+                "read_threads": config.read_threads,
+            },
+        )
+
+    def _signal(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.eventfd_write(self._wake, 1)
+
+    def _take_reads(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        self._server.take_reads()
+
+    def _announce(self) -> None:
+        identity = self._arena.identity
+        notify("FDSTORE=1\nFDNAME=" + ARENA_NAME, [self._arena.descriptor])
+        notify(f"READY=1\nSTATUS=serving, generation {identity.daemon_generation}")
+
+    def _finish(self) -> None:
+        notify("STOPPING=1")
+        self._server.stop_receiving()
+        if self._threads.close(FINISH_S):
+            self._server.take_reads()
+            self._source.close()
+        else:
+            log("a read does not return: the process ends without it")
+        self._arena.note_clean()
+        self._server.close()
+        self._loop.remove_reader(self._wake)
+        self._loop.close()
+        self._lock.close()
+        log("stopped")
+
+
+def _fragments(checkpoint: Checkpoint) -> Callable[[Key], list[Fragment]]:
+    numbers = {shard: number for number, shard in enumerate(checkpoint.shards)}
+
+    def fragment(piece: Slice) -> Fragment:
+        return Fragment(numbers[piece.shard], piece.offset, piece.n_bytes, piece.slot_offset)
+
+    def fragments(key: Key) -> list[Fragment]:
+        return [fragment(piece) for piece in checkpoint.slice_map.slices(*key)]
+
+    return fragments
+
+
+def _make_cache(
+    config: DaemonConfig, checkpoint: Checkpoint, planned: PlannedArena, arena: Arena
+) -> SlotCache:
+    view = arena.view
+    memory = CacheMemory(
+        view.table, view.headers[: planned.n_slots], view.table_sequence, view.table_version
+    )
+    policy = make_policy(config.policy, checkpoint.config.n_keys)
+    limits = CacheLimits(planned.budget.free_pool, planned.budget.lease_quota)
+    if not arena.is_adopted:
+        return SlotCache.empty(memory, policy, limits)
+    return SlotCache.adopt(memory, policy, limits, engine_may_live=arena.engine_pid != 0)
+
+
+def _remember_checksums(arena: Arena, cache: SlotCache, reader: ExpertReader) -> None:
+    """Hold later reads to the checksums of what a predecessor read."""
+    checksums = arena.view.headers["checksum"]
+    for layer, expert, slot in cache.resident():
+        reader.remember_checksum((layer, expert), int(checksums[slot]))

@@ -1,0 +1,153 @@
+"""The engine's messages: write windows, acknowledgements, the table; and what is pushed to it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protocol.wire.messages import (
+    Ack,
+    Cancel,
+    Changes,
+    MissRequest,
+    Resync,
+    SlotChanges,
+    Touch,
+    Welcome,
+)
+
+from .loading import WindowReads
+from .outbox import Outbox
+from .outcome import KeyFault, RequestRefused, WindowAnswer
+from .sessions import Session, Sessions
+from .works import Works
+
+REMEMBERED = 16  # answered requests whose bytes and milliseconds are still known
+
+
+class EngineDesk:
+    """Serves the one engine."""
+
+    def __init__(self, sessions: Sessions, outbox: Outbox, works: Works) -> None:
+        self._sessions = sessions
+        self._outbox = outbox
+        self._arena = works.arena
+        self._loading = works.loading
+        self._cache = works.loading.cache
+        self._budget = works.budget
+        self._counters = works.counters
+        self._descriptor_address = str(works.descriptor_path)
+        self._reads: dict[int, WindowReads] = {}
+
+    def welcome(self, session: Session) -> Welcome:
+        """Return the whole table for a session, which has been told all of it then."""
+        identity = self._arena.identity
+        layout = self._arena.view.layout
+        session.sent_version = self._cache.table_version
+        return Welcome(
+            session=session.number,
+            generation=identity.daemon_generation,
+            arena_id=identity.arena_id,
+            arena_bytes=self._arena.file_bytes,
+            n_layers=layout.n_layers,
+            n_experts=layout.n_experts,
+            n_slots=identity.n_slots,
+            slot_bytes=layout.slot_bytes,
+            max_experts=self._budget.max_experts,
+            lease_quota=self._budget.lease_quota,
+            descriptor_address=self._descriptor_address,
+            version=session.sent_version,
+            table=self._arena.view.table.tobytes(),
+            scores=self._scores(identity.n_slots),
+        )
+
+    def _scores(self, n_slots: int) -> bytes:
+        scores = self._arena.view.headers["score"][:n_slots]
+        return bytes(np.nan_to_num(scores).astype("<f4").data)
+
+    def attached(self) -> None:
+        """An engine has been welcomed; nothing of it is acknowledged yet."""
+        self._reads.clear()
+        self._cache.engine_attached()
+
+    def lost(self) -> None:
+        """The engine cannot be reached, but what it launched may still read the arena."""
+        self._cache.resync()
+
+    def gone(self) -> None:
+        """No engine reads the arena any more."""
+        self._cache.engine_gone()
+
+    def miss(self, _session: Session, message: MissRequest) -> None:
+        """Open a write window; the answer comes when its reads have ended."""
+        if len(message.experts) > self._budget.max_experts:
+            text = f"{len(message.experts)} experts, at most {self._budget.max_experts} at once"
+            raise RequestRefused("limit", f"request {message.request}: {text}")
+        self._counters.miss_requests += 1
+        if message.request not in self._reads and not self._cache.window_open:
+            self._loading.window = self._reads[message.request] = WindowReads()
+            for request in list(self._reads)[:-REMEMBERED]:
+                del self._reads[request]
+        self._cache.open_window(
+            message.request,
+            message.step,
+            message.layer,
+            message.experts,
+            message.busy,
+            message.applied,
+            message.epoch_done,
+        )
+
+    def cancel(self, _session: Session, message: Cancel) -> None:
+        """Close the window with what there is."""
+        self._cache.cancel(message.request)
+
+    def ack(self, _session: Session, message: Ack) -> None:
+        """The engine has applied changes, so retired slots may become free."""
+        self._cache.ack(message.applied, message.epoch_done)
+
+    def resync(self, session: Session, _message: Resync) -> None:
+        """Send the whole table; an open window has ended with that."""
+        self._cache.resync()
+        self._outbox.send(session, self.welcome(session))
+
+    def touch(self, _session: Session, message: Touch) -> None:
+        """Count a step's picks."""
+        picks = np.frombuffer(message.picks, "<u2").reshape(-1, 2)
+        self._counters.touches += self._cache.touch(message.step, picks)
+
+    def answer(self, answer: WindowAnswer) -> None:
+        """Send the final answer of a request to the engine, where it is still there."""
+        session = self._sessions.engine
+        if session is None:
+            return
+        reads = self._reads.get(answer.request, WindowReads())
+        session.sent_version = max(session.sent_version, answer.table.to_version)
+        self._outbox.send(
+            session,
+            SlotChanges(
+                request=answer.request,
+                from_version=answer.table.from_version,
+                to_version=answer.table.to_version,
+                slots=answer.slots,
+                changes=answer.table.changes,
+                errors=tuple(key_fault(fault) for fault in answer.errors),
+                n_bytes=reads.n_bytes,
+                read_ms=reads.read_ms,
+                final=True,
+            ),
+        )
+
+    def push_changes(self) -> None:
+        """Send what changed outside of a window since the engine was told anything."""
+        session = self._sessions.engine
+        if session is None or not session.is_attached or self._cache.window_open:
+            return
+        if self._cache.table_version > session.sent_version:
+            table = self._cache.changes_since(session.sent_version)
+            session.sent_version = table.to_version
+            self._outbox.send(session, Changes(table.from_version, table.to_version, table.changes))
+
+
+def key_fault(fault: KeyFault) -> tuple[int, int, str, str]:
+    """Return a key's fault as messages carry it."""
+    return (fault.layer, fault.expert, fault.code, fault.text)

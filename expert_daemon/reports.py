@@ -1,0 +1,69 @@
+"""What the daemon tells about itself: the keys it holds, its counters and settings."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+
+import numpy as np
+
+from protocol.wire.messages import KeyList, Keys, Ping, Pong, StatList, Stats
+
+from .outbox import Outbox
+from .sessions import Session, Sessions
+from .works import Value, Works
+
+KEY_RECORD = np.dtype([("layer", "<u2"), ("expert", "<u2"), ("slot", "<i4")])
+
+
+class Reports:
+    """Answers Keys, Stats and Ping."""
+
+    def __init__(self, sessions: Sessions, outbox: Outbox, works: Works) -> None:
+        self._sessions = sessions
+        self._outbox = outbox
+        self._works = works
+        self._cache = works.loading.cache
+        self._started = time.monotonic()
+
+    def keys(self, session: Session, message: Keys) -> None:
+        """Send every READY key with its slot."""
+        records = np.array(self._cache.resident(), KEY_RECORD).tobytes()
+        self._outbox.send(session, KeyList(message.request, self._cache.table_version, records))
+
+    def stats(self, session: Session, message: Stats) -> None:
+        """Send all counters and settings."""
+        self._outbox.send(session, StatList(message.request, self.values()))
+
+    def ping(self, session: Session, message: Ping) -> None:
+        """Send a sign of life."""
+        self._outbox.send(session, Pong(message.request))
+
+    def values(self) -> dict[str, Value]:
+        """Return all counters and settings by name."""
+        engine = self._sessions.engine
+        works, arena = self._works, self._works.arena
+        layout = arena.view.layout
+        n_slots = arena.identity.n_slots
+        return {
+            **works.settings,
+            **asdict(self._cache.counters),
+            **works.counters.values(),
+            "pid": os.getpid(),
+            "generation": arena.identity.daemon_generation,
+            "uptime_s": time.monotonic() - self._started,
+            "n_slots": n_slots,
+            "slot_bytes": layout.slot_bytes,
+            "arena_bytes": layout.bookkeeping_bytes + n_slots * layout.slot_bytes,
+            "ring_rows": layout.ring_rows,
+            "table_version": self._cache.table_version,
+            "n_resident": len(self._cache.resident()),
+            "n_loading": self._cache.n_loading,
+            "queue_depth": works.threads.depth(),
+            "read_retries": works.ranges.n_retries,
+            "checksum_retries": works.reader.n_checksum_retries,
+            "rows_inline": works.rows.n_inline,
+            "n_clients": len(self._sessions.by_number),
+            "engine_pid": engine.pid if engine else 0,
+        }

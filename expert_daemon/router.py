@@ -1,0 +1,102 @@
+"""The daemon's ROUTER socket on the loop: frames in, messages out, nobody waited for.
+
+The socket's raw descriptor is edge-triggered: it is drained until EVENTS shows no POLLIN, and
+looked at again after each send.
+
+Invariants: one thread; a send never waits, and a client that cannot be sent to is reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from protocol.errors import ConfigError
+from protocol.wire.limits import MAX_MESSAGE_BYTES, RECEIVE_HIGH_WATER, SEND_HIGH_WATER
+
+MAX_FRAMES_AT_ONCE = 128  # then the loop's other work has its turn
+
+
+class Router:
+    """Binds `ipc://path`; calls `receive(route, frames)` for each message that comes."""
+
+    def __init__(
+        self,
+        path: Path,
+        loop: asyncio.AbstractEventLoop,
+        receive: Callable[[bytes, list[bytes]], None],
+    ) -> None:
+        """Raises ConfigError where the path cannot be bound; the caller holds the lock."""
+        self._loop = loop
+        self._receive = receive
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.IMMEDIATE, 1),
+            (zmq.SNDHWM, SEND_HIGH_WATER),
+            (zmq.RCVHWM, RECEIVE_HIGH_WATER),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
+        ):
+            self._socket.setsockopt(option, value)
+        mask = os.umask(0o177)
+        try:
+            self._socket.bind(f"ipc://{path}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(f"{path}: cannot be bound: {error.strerror}") from error
+        finally:
+            os.umask(mask)
+        self._descriptor: int = self._socket.FD
+        loop.add_reader(self._descriptor, self._drain)
+        loop.call_soon(self._drain)
+
+    def send(self, route: bytes, frame: bytes) -> bool:
+        """Send one frame to one client; False where it is gone or does not read."""
+        try:
+            self._socket.send_multipart((route, frame), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            return False
+        return True
+
+    def look_again(self) -> None:
+        """Call after sends outside of `receive`: they may have used up the descriptor's edge."""
+        if self._has_message():
+            self._loop.call_soon(self._drain)
+
+    def stop_receiving(self) -> None:
+        """Take no further message; sends still go out."""
+        self._loop.remove_reader(self._descriptor)
+        self._receive = _ignore
+
+    def close(self) -> None:
+        """Close the socket and its context."""
+        self._socket.close(linger=0)
+        self._context.term()
+
+    def _has_message(self) -> bool:
+        return not self._socket.closed and bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _drain(self) -> None:
+        n_frames = 0
+        while self._has_message():
+            try:
+                route, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                continue
+            self._receive(route, frames)
+            n_frames += 1
+            if n_frames == MAX_FRAMES_AT_ONCE:
+                self._loop.call_soon(self._drain)
+                return
+
+
+def _ignore(_route: bytes, _frames: list[bytes]) -> None:
+    """Takes a message that came after the end."""

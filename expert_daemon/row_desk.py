@@ -1,0 +1,54 @@
+"""Clients' Engram rows: requests checked, answers sent."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protocol.wire.messages import RowRequest, RowsDone, RowsReady
+
+from .outbox import Outbox
+from .outcome import RequestRefused
+from .sessions import Session, Sessions
+from .works import Works
+
+
+class RowDesk:
+    """Serves rows into the ring."""
+
+    def __init__(self, sessions: Sessions, outbox: Outbox, works: Works) -> None:
+        self._sessions = sessions
+        self._outbox = outbox
+        self._rows = works.rows
+        self._counters = works.counters
+
+    def request(self, session: Session, message: RowRequest) -> None:
+        """Begin to read rows; the answer comes when all stand in the ring."""
+        where = f"row request {message.request}"
+        if message.table >= len(self._rows.tables):
+            text = f"{where}: table {message.table}, the model has {len(self._rows.tables)}"
+            raise RequestRefused("malformed", text)
+        rows = np.frombuffer(message.rows, "<u4")
+        n_rows = self._rows.tables[message.table].n_rows
+        if len(rows) and int(rows.max()) >= n_rows:
+            text = f"{where}: row {int(rows.max())}, table {message.table} has {n_rows} rows"
+            raise RequestRefused("malformed", text)
+        if not 1 <= len(rows) <= self._rows.max_rows:
+            text = f"{where}: {len(rows)} rows, wanted 1 to {self._rows.max_rows}"
+            raise RequestRefused("limit", text)
+        self._counters.row_requests += 1
+        self._counters.rows += len(rows)
+        self._rows.request(session.number, message.request, message.table, rows)
+
+    def done(self, session: Session, message: RowsDone) -> None:
+        """The client has its rows; their place in the ring is free."""
+        self._rows.done(session.number, message.request)
+
+    def send_ready(self) -> None:
+        """Answer the requests whose rows have come."""
+        for job in self._rows.drain():
+            session = self._sessions.by_number.get(job.session)
+            if session is not None:
+                self._counters.row_errors += len(job.faults)
+                faults = tuple(job.faults)
+                ready = RowsReady(job.request, job.position, len(job.rows), faults)
+                self._outbox.send(session, ready)

@@ -1,0 +1,226 @@
+"""The daemon's conversations: which message may come when, and who sees to it.
+
+Runs on the loop's thread, as does everything that it calls. Invariants: every message but Hello
+belongs to a session of this generation that holds its descriptor connection; whatever a client
+sends, the others are served on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.wire import messages
+from protocol.wire.codec import Bounds, CodecError, Envelope, decode
+from protocol.wire.messages import Hello, Message, Refused
+
+from .admission import Admission
+from .config import DaemonConfig
+from .descriptor_server import DescriptorServer
+from .engine_desk import EngineDesk
+from .fetch_desk import FetchDesk
+from .outbox import Outbox
+from .outcome import RequestRefused
+from .reports import Reports
+from .router import Router
+from .row_desk import RowDesk
+from .sessions import Session, Sessions
+from .works import Works
+
+Handler = Callable[[Session, Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who sees to a kind of message, and whose it may be."""
+
+    handle: Handler
+    role: str = ""  # the only role that may send it; empty: any
+    needs_attach: bool = True
+
+
+class Server:
+    """Binds both sockets in the runtime directory and answers until `close`."""
+
+    def __init__(self, config: DaemonConfig, loop: asyncio.AbstractEventLoop, works: Works) -> None:
+        """Begin to listen; raises ConfigError where a socket cannot be bound."""
+        self._loop = loop
+        self._works = works
+        self._generation = works.arena.identity.daemon_generation
+        self._bounds = _bounds(works)
+        sessions = self._sessions = Sessions()
+        self._router = Router(config.socket_path, loop, self._receive)
+        outbox = self._outbox = Outbox(self._router, self._generation, works.counters, self._lose)
+        self._engines = EngineDesk(sessions, outbox, works)
+        self._fetches = FetchDesk(sessions, outbox, works, loop, self.settle)
+        self._rows = RowDesk(sessions, outbox, works)
+        self._reports = Reports(sessions, outbox, works)
+        self._admission = Admission(
+            sessions,
+            outbox,
+            works,
+            loop,
+            engines=self._engines,
+            fetches=self._fetches,
+            hang_up=self._hang_up,
+            settle=self.settle,
+        )
+        self._rules = self._make_rules()
+        self._descriptors = DescriptorServer(
+            config.descriptor_path,
+            works.arena.descriptor,
+            loop=loop,
+            allowed_uids=frozenset({os.geteuid(), *config.allowed_uids}),
+            attach=self._admission.attach,
+            gone=self._admission.disconnected,
+        )
+
+    def take_reads(self) -> None:
+        """Readers have finished something: call on the loop's thread."""
+        self._works.loading.take_results()
+        self._rows.send_ready()
+        self.settle()
+        self._outbox.look_again()
+
+    def settle(self) -> None:
+        """Start the reads and send the answers that have fallen due."""
+        answers, fetches = self._works.loading.settle()
+        for answer in answers:
+            self._engines.answer(answer)
+        for fetch in fetches:
+            self._fetches.answer(fetch)
+        self._engines.push_changes()
+
+    def stop_receiving(self) -> None:
+        """Take no further message; answers still go out."""
+        self._router.stop_receiving()
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        self._admission.watch.end()
+        self._descriptors.close()
+        self._router.close()
+
+    def _make_rules(self) -> dict[type[Any], Rule]:
+        engines, fetches, rows = self._engines, self._fetches, self._rows
+        return {
+            messages.MissRequest: Rule(engines.miss, "engine"),
+            messages.Ack: Rule(engines.ack, "engine"),
+            messages.Touch: Rule(engines.touch, "engine"),
+            messages.Resync: Rule(engines.resync, "engine"),
+            messages.Cancel: Rule(self._cancel),
+            messages.Fetch: Rule(fetches.fetch, "reader"),
+            messages.Release: Rule(fetches.release, "reader"),
+            messages.RowRequest: Rule(rows.request),
+            messages.RowsDone: Rule(rows.done),
+            messages.Keys: Rule(self._reports.keys, needs_attach=False),
+            messages.Stats: Rule(self._reports.stats, needs_attach=False),
+            messages.Ping: Rule(self._reports.ping, needs_attach=False),
+            messages.Bye: Rule(self._admission.bye, needs_attach=False),
+            messages.Stream: Rule(self._not_yet, "engine"),
+            messages.Resize: Rule(self._resize),
+            messages.Unquarantine: Rule(self._not_yet),
+            messages.Trace: Rule(self._not_yet),
+            messages.Consumed: Rule(_pass_over, "engine"),
+            messages.Hint: Rule(_pass_over, "engine"),
+            messages.Dropped: Rule(_pass_over, "engine"),
+            messages.Warm: Rule(_pass_over),
+        }
+
+    def _receive(self, route: bytes, frames: list[bytes]) -> None:
+        if len(frames) != 1:
+            text = f"a message of {len(frames)} frames, wanted 1"
+            self._outbox.refuse(route, Refused("malformed", text, 0, 0))
+            return
+        try:
+            envelope = decode(frames[0], self._bounds)
+        except CodecError as error:
+            refusal = Refused(error.reason, str(error), 0, 0, error.request)
+            self._outbox.refuse(route, refusal)
+            return
+        if isinstance(envelope.message, Hello):
+            self._admission.hello(route, envelope.message)
+        else:
+            self._dispatch(route, envelope)
+        self.settle()
+
+    def _dispatch(self, route: bytes, envelope: Envelope) -> None:
+        message = envelope.message
+        request = int(getattr(message, "request", 0))
+        session = self._sessions.by_route.get(route)
+        rule = self._rules.get(type(message))
+        objection = self._objection(session, envelope, rule)
+        number = session.number if session else 0
+        if objection is None:
+            assert session is not None
+            assert rule is not None
+            try:
+                rule.handle(session, message)
+            except RequestRefused as refused:
+                objection = (refused.reason, str(refused))
+        if objection is not None:
+            refusal = Refused(objection[0], objection[1], 0, 0, request)
+            self._outbox.refuse(route, refusal, number)
+
+    def _objection(
+        self, session: Session | None, envelope: Envelope, rule: Rule | None
+    ) -> tuple[str, str] | None:
+        """Return (reason, text) where the message may not come now."""
+        name = type(envelope.message).__name__
+        found = f"{name} of session {envelope.session}, generation {envelope.generation}"
+        if envelope.generation not in (0, self._generation):
+            return ("stale", f"{found}: this daemon is generation {self._generation}")
+        if session is None or envelope.generation == 0:
+            return ("hello_first", f"{found}: say Hello first")
+        if envelope.session != session.number:
+            return ("stale", f"{found}: this client's session is {session.number}")
+        if rule is None:
+            return ("role", f"{name} is not for the daemon")
+        if rule.role and session.role != rule.role:
+            return ("role", f"{name} may come from an {rule.role} only, not a {session.role}")
+        if rule.needs_attach and not session.is_attached:
+            return ("hello_first", f"{found}: attach to the descriptor socket first")
+        return None
+
+    def _cancel(self, session: Session, message: messages.Cancel) -> None:
+        if session.role == "engine":
+            self._engines.cancel(session, message)
+        else:
+            self._fetches.cancel(session, message)
+
+    def _not_yet(self, session: Session, message: Message) -> None:
+        self._works.counters.unsupported += 1
+        text = f"{type(message).__name__} is not supported yet"
+        request = int(getattr(message, "request", 0))
+        self._outbox.send(session, messages.Answered(request, ok=False, text=text))
+
+    def _resize(self, session: Session, message: messages.Resize) -> None:
+        self._works.counters.unsupported += 1
+        n_bytes = int(self._reports.values()["arena_bytes"])
+        text = "Resize is not supported yet"
+        self._outbox.send(session, messages.Resized(message.request, n_bytes, text))
+
+    def _hang_up(self, session: int) -> None:
+        self._descriptors.hang_up(session)
+
+    def _lose(self, session: Session) -> None:
+        """Drop a client that cannot be sent to, after what is being sent now."""
+        self._loop.call_soon(self._admission.disconnected, session.number)
+
+
+def _bounds(works: Works) -> Bounds:
+    layout = works.arena.view.layout
+    return Bounds(
+        n_layers=layout.n_layers,
+        n_experts=layout.n_experts,
+        n_slots=works.arena.identity.n_slots,
+        n_tables=len(works.rows.tables),
+        ring_rows=layout.ring_rows,
+    )
+
+
+def _pass_over(_session: Session, _message: Message) -> None:
+    """Advice that this version does not take."""

@@ -1,0 +1,52 @@
+"""Who is connected: sessions by their ZeroMQ route and by number, and the one engine.
+
+Pure: no sockets. Invariants: a session's number is never used again; at most one session is an
+engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Session:
+    """One client since its Welcome."""
+
+    number: int
+    route: bytes
+    role: str
+    pid: int
+    is_attached: bool = False  # it holds a descriptor connection, its sign of life
+    sent_version: int = 0  # table version that an engine has been told
+
+
+@dataclass(slots=True)
+class Sessions:
+    """All clients."""
+
+    by_route: dict[bytes, Session] = field(default_factory=dict)
+    by_number: dict[int, Session] = field(default_factory=dict)
+    engine: Session | None = None
+    n_begun: int = 0
+
+    def begin(self, route: bytes, role: str, pid: int) -> Session:
+        """Return a new session; its route has none, and an engine's predecessor has ended."""
+        assert route not in self.by_route
+        self.n_begun += 1
+        session = Session(self.n_begun, route, role, pid)
+        self.by_route[route] = session
+        self.by_number[session.number] = session
+        if role == "engine":
+            assert self.engine is None
+            self.engine = session
+        return session
+
+    def end(self, session: Session) -> bool:
+        """Forget a session; False where it had ended before."""
+        if self.by_number.pop(session.number, None) is None:
+            return False
+        del self.by_route[session.route]
+        if self.engine is session:
+            self.engine = None
+        return True

@@ -98,7 +98,7 @@ class Connection:
     def receive(self, deadline: Deadline) -> Message | None:
         """The next message, or None at the deadline; raises DaemonLost when the daemon is gone.
 
-        What arrived before it went is still returned. A frame that cannot be read ends the session:
+        What it sent just before may be lost with it. A frame that cannot be read ends the session:
         it may have been the answer that closes a window.
         """
         self.check()

@@ -6,8 +6,8 @@ that an interrupt left open is closed by a Cancel before the next one opens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, SupportsInt
 
 import numpy as np
 
@@ -36,10 +36,10 @@ class EngineCalls(Requests):
 
     def miss(
         self,
-        layer: int,
-        experts: Sequence[int],
+        layer: SupportsInt,
+        experts: Iterable[SupportsInt],
         *,
-        busy: Iterable[int] = (),
+        busy: Iterable[SupportsInt] = (),
         step: int = 0,
         hints: Iterable[tuple[int, int]] = (),
         timeout_ms: float = MISS_MS,

@@ -20,6 +20,7 @@ from protocol.runtime_dir import check_runtime_dir, default_runtime_dir
 from protocol.sizes import parse_size
 
 ENVIRONMENT_PREFIX = "HEADRACE_"
+DEFAULT_CONTEXT = 4096
 PRECISIONS = ("highway", "vendor", "wide", "unrounded")
 
 
@@ -30,8 +31,8 @@ class ComputeConfig:
     model: str = "demo"  # checkpoint directory, or `demo` for the packaged one
     precision: str = "highway"  # one of PRECISIONS
     device: str = "cpu"  # "cpu", "cuda" or "cuda:N"
-    context: int = (
-        4096  # tokens that a sequence may have, prompt included; the model's limit caps it
+    context: int | None = (
+        None  # tokens, prompt included; None: DEFAULT_CONTEXT or the model's limit
     )
     chunk: int = 512  # prompt tokens a forward
     threads: int = 0  # CPU threads of one operator; 0: the library's choice
@@ -119,7 +120,9 @@ _OPTIONS = {
     "model": _Option(_text, "DIR", "checkpoint directory, or demo for the packaged model"),
     "precision": _Option(_precision, None, "how activations are kept and rounded", PRECISIONS),
     "device": _Option(_text, "NAME", "cpu, cuda or cuda:N"),
-    "context": _Option(_count(1, 2**24), "N", "tokens a sequence may have, prompt included"),
+    "context": _Option(
+        _count(1, 2**24), "N", "most tokens, prompt included (default: 4096 or the model's limit)"
+    ),
     "chunk": _Option(_count(1, 2**16), "N", "prompt tokens computed at once"),
     "threads": _Option(_count(0, 1024), "N", "CPU threads of one operator"),
     "arena": _Option(parse_size, "SIZE", 'cap on the experts\' shared memory, such as "96GiB"'),

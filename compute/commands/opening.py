@@ -1,0 +1,107 @@
+"""An engine ready to generate, from settings: checkpoint, daemon, model, connection, in that order.
+
+The checkpoint is opened and checked before torch is imported, so that a model of a type that
+headrace does not know is refused at once; a daemon that must be started starts while the dense
+weights are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from compute.config import ComputeConfig
+from compute.frontend.tokenizer import Tokenizer
+from protocol.errors import DaemonBusy, DaemonLost
+from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
+
+from .children import DaemonInUse, daemon_in_use
+from .terminal import Display
+
+if TYPE_CHECKING:
+    from compute.session import Engine
+    from protocol.wire.client import ExpertClient
+
+_HELLO_MS = 250  # short, so that a child that died is soon seen
+_RETRY_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a command works with."""
+
+    config: ComputeConfig
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    engine: Engine
+    daemon: DaemonInUse
+
+    @property
+    def bos_id(self) -> int:
+        """The id that every text begins with."""
+        begin = self.tokenizer.special.begin
+        return self.checkpoint.config.bos_id if begin is None else begin
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end a text."""
+        end = self.tokenizer.special.end
+        return frozenset({self.checkpoint.config.eos_id if end is None else end})
+
+
+@contextlib.contextmanager
+def opened(config: ComputeConfig, display: Display) -> Iterator[Opened]:
+    """Open everything that a generation needs, and close it at the end."""
+    checkpoint = open_checkpoint(resolve_model(config.model))
+    tokenizer = Tokenizer.load(checkpoint.directory)
+    environment = os.environ
+    with contextlib.ExitStack() as stack:
+        with display.loading(config.model):
+            daemon = stack.enter_context(daemon_in_use(config, checkpoint.directory, environment))
+            engine = _load(config, checkpoint, daemon, stack)
+        yield Opened(config, checkpoint, tokenizer, engine, daemon)
+
+
+def _load(
+    config: ComputeConfig,
+    checkpoint: Checkpoint,
+    daemon: DaemonInUse,
+    stack: contextlib.ExitStack,
+) -> Engine:
+    from compute.experts.miss_client import MissClient, Waiting
+    from compute.load import expert_shapes, find_context, load_model
+    from compute.session import Engine
+
+    context = find_context(checkpoint, config)
+    model = load_model(checkpoint, config)
+    client = stack.enter_context(_connect(config, checkpoint, daemon))
+    waiting = Waiting(
+        daemon_wait_s=config.daemon_wait_s, tend=daemon.tend, attached=daemon.attached
+    )
+    source = MissClient(client, expert_shapes(checkpoint), waiting, model.device)
+    return Engine(model, source, context=context, chunk=config.chunk)
+
+
+def _connect(config: ComputeConfig, checkpoint: Checkpoint, daemon: DaemonInUse) -> ExpertClient:
+    """Connect as the engine; wait while the daemon starts or another engine holds it."""
+    from protocol.wire.client import ExpertClient
+
+    deadline = time.monotonic() + config.daemon_wait_s
+    while True:
+        daemon.tend()
+        try:
+            return ExpertClient(
+                daemon.runtime_dir,
+                role="engine",
+                fingerprint=checkpoint.fingerprint,
+                top_k_batch=checkpoint.config.top_k,
+                hello_ms=_HELLO_MS,
+            )
+        except (DaemonLost, DaemonBusy):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_RETRY_S)

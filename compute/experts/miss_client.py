@@ -1,0 +1,326 @@
+"""Experts and Engram rows from the expert daemon: the engine's side of the write windows.
+
+Owns the host's slot table and, while a daemon is lost, the wait for its return. Invariants: a slot
+is read only while no window of ours is open or by the layer that opened it; the table's retirements
+are taken at step boundaries only, then acknowledged; after DaemonLost nothing in the arena is read
+before the whole table has come again; where all of a layer's experts are present, no message is
+sent. One thread uses it. The device is synchronous, so no copy or kernel is ever unfinished when a
+request leaves: `busy` is empty and every epoch done.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from compute.model.sources import ExpertMatrices
+from protocol.errors import DaemonBusy, DaemonLost, HeadraceError, ProtocolError, ShardError
+from protocol.wire.client import ExpertClient
+from protocol.wire.reader_calls import SHARD_CODES
+
+from .arena_view import ExpertViews, Shape
+from .row_jobs import RowJob
+from .slot_table import SlotTable
+
+_LOG = logging.getLogger("headrace.compute")
+_IDLE_ACK_S = 0.04  # the daemon counts on an Ack within 50 ms
+_RETRY_S = 0.02
+_HELLO_MS = 250  # short, so that a child that died is soon seen
+
+
+class RequestCancelled(Exception):
+    """The running request was cancelled; its sequence is not to be used further."""
+
+
+@dataclass(slots=True)
+class IoCounters:
+    """What a request cost: picks found and not found in the arena, bytes read, time waited."""
+
+    hits: int = 0
+    misses: int = 0
+    bytes_read: int = 0
+    stall_ms: float = 0.0
+
+    def since(self, earlier: IoCounters) -> IoCounters:
+        """Return what came after `earlier`."""
+        return IoCounters(
+            self.hits - earlier.hits,
+            self.misses - earlier.misses,
+            self.bytes_read - earlier.bytes_read,
+            self.stall_ms - earlier.stall_ms,
+        )
+
+    def copy(self) -> IoCounters:
+        """Return the counters as they stand now."""
+        return replace(self)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """How to wait: what ends a request, how long a lost daemon may take, who restarts it."""
+
+    cancelled: Callable[[], bool] = lambda: False
+    daemon_wait_s: float = 60.0
+    tend: Callable[[], None] = lambda: None  # called while the daemon is lost
+    attached: Callable[[ExpertClient], None] = lambda _client: None  # called once it answers
+
+
+class MissClient:
+    """ExpertSource and RowSource over an `ExpertClient` in the engine's role.
+
+    client   connected; stays the caller's to close
+    shapes   of an expert's pieces, see ExpertViews
+    """
+
+    def __init__(
+        self,
+        client: ExpertClient,
+        shapes: tuple[Shape, ...],
+        waiting: Waiting | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.io = IoCounters()
+        self.waiting = waiting or Waiting()
+        self.n_daemons_lost = 0
+        self._client = client
+        self._shapes = shapes
+        self._device = device
+        self._table = SlotTable()
+        self._acked = -1
+        self._step = 0
+        self._picks: list[tuple[int, Sequence[int]]] = []
+        self._jobs: dict[int, RowJob] = {}
+        self._next_job = 0
+        self._arena_id = b""
+        self._lost_since: float | None = None  # None: answered since
+        self._attach()
+
+    # ExpertSource
+
+    def stream(self, layer: int, experts: Sequence[int]) -> Iterator[tuple[int, ExpertMatrices]]:
+        """Yield each expert's matrices, ascending; absent ones are asked for group by group.
+
+        Raises RequestCancelled, ShardError for experts that cannot be read, DaemonLost when the
+        daemon stays away.
+        """
+        self.check_cancelled()
+        row = self._table.slots[layer]
+        slots = [row[expert] for expert in experts]
+        if not slots or min(slots) >= 0:
+            self.io.hits += len(slots)
+            yield from zip(experts, map(self._views.matrices, slots), strict=True)
+        else:
+            n_most = self._client.welcome.max_experts
+            for start in range(0, len(experts), n_most):
+                group = experts[start : start + n_most]
+                slots = self._present(layer, group)
+                yield from zip(group, map(self._views.matrices, slots), strict=True)
+        self._picks.append((layer, experts))
+
+    def _present(self, layer: int, group: Sequence[int]) -> list[int]:
+        """Slots of `group`, after a write window where one of them was absent."""
+        row = self._table.slots[layer]
+        slots = [row[expert] for expert in group]
+        n_absent = sum(slot < 0 for slot in slots)
+        self.io.hits += len(slots) - n_absent
+        self.io.misses += n_absent
+        if n_absent:
+            with self._stall():
+                slots = self._fetch(layer, tuple(group))
+        return slots
+
+    def _fetch(self, layer: int, group: tuple[int, ...]) -> list[int]:
+        """Slots of `group` after one answered request, or after a lost daemon's whole table."""
+        while True:
+            self.check_cancelled()
+            answer = None
+            try:
+                answer = self._client.miss(layer, group, step=self._step)
+            except DaemonLost as lost:
+                self._recover(lost)
+            if answer is not None:
+                self._lost_since = None
+                self.io.bytes_read += answer.n_bytes
+                self._apply(answer.from_version, answer.to_version, answer.changes)
+                if answer.errors:
+                    raise _error_of(answer.errors)
+            row = self._table.slots[layer]
+            slots = [row[expert] for expert in group]
+            if min(slots) >= 0:
+                return slots
+            if answer is not None:
+                absent = group[slots.index(-1)]
+                raise ProtocolError(
+                    f"layer {layer} expert {absent} is still absent after the daemon's answer "
+                    f"{answer.request}, which names no error"
+                )
+
+    # RowSource
+
+    def request(self, table: int, rows: NDArray[np.int64]) -> int:
+        """Ask for rows of one Engram table; `take` waits for them."""
+        handle, self._next_job = self._next_job, self._next_job + 1
+        job = self._jobs[handle] = RowJob(table, rows)
+        try:
+            job.send(self._client)
+        except DaemonLost:  # `take` recovers and asks again
+            job.forget()
+        return handle
+
+    def take(self, handle: int) -> Tensor:
+        """Return the rows [n, row_bytes] u8, each handle once. Raises as `stream` does."""
+        job = self._jobs[handle]
+        with self._stall():
+            while True:
+                self.check_cancelled()
+                try:
+                    rows = job.take(self._client)
+                except DaemonLost as lost:
+                    self._recover(lost)
+                else:
+                    self._lost_since = None
+                    break
+        del self._jobs[handle]
+        tensor = torch.from_numpy(rows)
+        return tensor if self._device is None else tensor.to(self._device)
+
+    # steps
+
+    def begin_step(self) -> None:
+        """Forget what an abandoned step left behind."""
+        self._picks.clear()
+        for job in self._jobs.values():
+            job.drop(self._client)
+        self._jobs.clear()
+
+    def end_step(self) -> None:
+        """Commit a forward: report its picks, take the daemon's changes, acknowledge.
+
+        A lost daemon is left for the next request to find.
+        """
+        picks = np.array(
+            [(layer, expert) for layer, experts in self._picks for expert in experts], np.uint16
+        )
+        self._picks.clear()
+        try:
+            if len(picks):
+                self._client.touch(self._step, picks)
+            self.take_changes()
+        except DaemonLost as lost:
+            _LOG.debug("at a step's end: %s", lost)
+        self._step += 1
+
+    def take_changes(self) -> None:
+        """Apply the daemon's retirements and acknowledge; only where nothing reads the arena.
+
+        Raises DaemonLost.
+        """
+        for changes in self._client.changes():
+            self._apply(changes.from_version, changes.to_version, changes.changes)
+        if self._table.version != self._acked:
+            self._client.ack(self._table.version)
+            self._acked = self._table.version
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Go on acknowledging while the block waits for something else, such as a person.
+
+        A thread of our own uses the client meanwhile; nothing else may.
+        """
+        ended = threading.Event()
+
+        def acknowledge() -> None:
+            while not ended.wait(_IDLE_ACK_S):
+                try:
+                    self.take_changes()
+                except DaemonLost:
+                    return  # the next request finds out and recovers
+
+        thread = threading.Thread(target=acknowledge, name="idle-ack", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def check_cancelled(self) -> None:
+        """Raise RequestCancelled once the request's owner has given up."""
+        if self.waiting.cancelled():
+            raise RequestCancelled
+
+    # table
+
+    def _apply(
+        self, from_version: int, to_version: int, changes: Sequence[tuple[int, int, int]]
+    ) -> None:
+        if not self._table.apply(from_version, to_version, changes):
+            _LOG.info("table at %d, changes from %d: resync", self._table.version, from_version)
+            self._table.reset(self._client.resync())
+        self._client.applied = self._table.version
+
+    def _attach(self) -> None:
+        """Take the arena and the table that the last Welcome named."""
+        welcome = self._client.welcome
+        if welcome.arena_id != self._arena_id:
+            self._views = ExpertViews(self._client.arena, self._shapes, self._device)
+            self._arena_id = welcome.arena_id
+        self._table.reset(welcome)
+        self._client.applied = self._table.version
+        self._acked = -1
+        self.waiting.attached(self._client)
+
+    def _recover(self, lost: HeadraceError) -> None:
+        """Wait for the daemon's return, then take the whole table again.
+
+        Raises DaemonLost when nothing was answered for `daemon_wait_s`, also by a daemon that
+        returns again and again without answering.
+        """
+        self.n_daemons_lost += 1
+        self._table.clear()
+        for job in self._jobs.values():
+            job.forget()
+        _LOG.warning("%s; waiting for its return", lost)
+        wait_s = self.waiting.daemon_wait_s
+        if self._lost_since is None:
+            self._lost_since = time.monotonic()
+        while True:
+            self.check_cancelled()
+            self.waiting.tend()
+            if time.monotonic() > self._lost_since + wait_s:
+                raise DaemonLost(f"{lost}; waited {wait_s:g} s for its return") from lost
+            try:
+                self._client.reconnect(timeout_ms=_HELLO_MS)
+                break
+            except (DaemonLost, DaemonBusy) as error:
+                lost = error
+            time.sleep(_RETRY_S)
+        self._attach()
+        _LOG.warning("the expert daemon is back, generation %d", self._client.welcome.generation)
+
+    @contextmanager
+    def _stall(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.io.stall_ms += 1000 * (time.perf_counter() - started)
+
+
+def _error_of(faults: Sequence[tuple[int, int, str, str]]) -> HeadraceError:
+    """The error of a request whose experts `faults` could not be had, in the daemon's words."""
+    text = "; ".join(
+        f"layer {layer} expert {expert}: {code}: {text}" for layer, expert, code, text in faults
+    )
+    if any(code in SHARD_CODES for _, _, code, _ in faults):
+        return ShardError(text)
+    return DaemonLost(text)

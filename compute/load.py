@@ -1,0 +1,59 @@
+"""The model from a checkpoint, ready to run at what the settings say."""
+
+from __future__ import annotations
+
+import torch
+
+from protocol.errors import ConfigError
+from protocol.files.checkpoint import Checkpoint
+
+from .config import DEFAULT_CONTEXT, ComputeConfig
+from .experts.arena_view import Shape
+from .frontend.token_map import load_token_map
+from .model.model import Model
+from .model.precision import Precision
+from .model.weights import load_weights
+
+
+def load_model(checkpoint: Checkpoint, config: ComputeConfig) -> Model:
+    """Read the dense weights to the device and return the model; raises ConfigError, ShardError."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device = find_device(config.device)
+    return Model(
+        checkpoint.config,
+        load_weights(checkpoint, device),
+        load_token_map(checkpoint.directory, checkpoint.config),
+        Precision(config.precision),
+        device,
+        vendor_decode_defect=config.vendor_decode_defect,
+    )
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device; raises ConfigError where torch does not know it or cannot reach it."""
+    try:
+        device = torch.device(name)
+        if device.type not in {"cpu", "cuda"}:
+            raise ConfigError(f"--device: {name!r} is neither cpu nor cuda")
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"--device: {name!r} cannot be used: {reason}") from error
+    return device
+
+
+def expert_shapes(checkpoint: Checkpoint) -> tuple[Shape, ...]:
+    """Return (out, bytes a row) of each piece of an expert, in the order of PIECES."""
+    slices = checkpoint.slice_map.slices(0, 0)
+    return tuple((piece.shape[0], piece.n_bytes // piece.shape[0]) for piece in slices)
+
+
+def find_context(checkpoint: Checkpoint, config: ComputeConfig) -> int:
+    """Return the most tokens of a sequence; raises ConfigError above the model's limit."""
+    limit = checkpoint.config.max_positions
+    if config.context is None:
+        return min(DEFAULT_CONTEXT, limit)
+    if config.context > limit:
+        raise ConfigError(f"--context is {config.context} tokens, the model takes at most {limit}")
+    return config.context

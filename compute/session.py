@@ -1,0 +1,214 @@
+"""One model, one sequence at a time: a prompt goes in, events with tokens and text come out.
+
+Owns the sequence of the running request. Invariants: the ids depend on the prompt, the sampling
+and the model alone, never on timing, arena size or a daemon's restart; a request that fails or is
+cancelled leaves the engine ready for the next one. One thread uses it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from compute.model.model import Model
+from compute.model.sequence import Sequence as ModelSequence
+from protocol.errors import ConfigError
+
+from .experts.miss_client import IoCounters, MissClient, RequestCancelled
+from .frontend.text_stream import TextStream
+from .sampler import Choice, Sampling, choose
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is wanted of one generation."""
+
+    prompt_ids: Sequence[int]
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 256
+    stop_ids: frozenset[int] = frozenset()
+    text: TextStream | None = None  # decodes the ids and watches for stop strings
+    logprobs: bool = False
+    cancelled: Callable[[], bool] = lambda: False  # asked before each window and each layer
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A chunk of the prompt has been computed."""
+
+    n_done: int
+    n_prompt: int
+    seconds: float  # since the request began
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """The next id, and the text that it lets out."""
+
+    choice: Choice
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a request."""
+
+    reason: str  # "stop", "length", "cancelled"
+    text: str  # what was still held back
+    n_prompt: int
+    n_new: int
+    prefill_s: float
+    decode_s: float  # from the first new id to the last
+    io: IoCounters
+
+    @property
+    def prefill_per_second(self) -> float:
+        """Prompt tokens a second."""
+        return self.n_prompt / self.prefill_s if self.prefill_s > 0 else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens a second; the first one belongs to the prefill."""
+        return (self.n_new - 1) / self.decode_s if self.n_new > 1 and self.decode_s > 0 else 0.0
+
+
+Event = Prefilled | NewToken | Finished
+
+
+class Engine:
+    """Generates with one model over one expert source.
+
+    context   most tokens of a sequence, prompt included
+    chunk     prompt tokens of one forward
+    """
+
+    def __init__(self, model: Model, source: MissClient, *, context: int, chunk: int) -> None:
+        self.model = model
+        self.source = source
+        self.context = context
+        self.chunk = chunk
+
+    def check(self, ids: Sequence[int], what: str = "prompt") -> None:
+        """Raise ConfigError for ids that the model cannot take: none, too many, unknown ones."""
+        vocab = self.model.config.vocab_size
+        if not ids:
+            raise ConfigError(f"{what} is empty: at least one token is needed")
+        if len(ids) > self.context:
+            raise ConfigError(f"{what} has {len(ids)} tokens, the context {self.context}")
+        for place, token_id in enumerate(ids):
+            if not 0 <= token_id < vocab:
+                raise ConfigError(
+                    f"{what}: id {token_id} at place {place} is outside the vocabulary of {vocab}"
+                )
+
+    def generate(self, request: Request) -> Iterator[Event]:
+        """Yield Prefilled for each chunk, NewToken for each id, Finished at the end.
+
+        The end may be a stop id (the last NewToken, without text), a stop string, `max_tokens` or
+        the context's end ("length"), or `cancelled`.
+        Raises ConfigError before any work, ShardError and DaemonLost as the source does.
+        """
+        self.check(request.prompt_ids)
+        return _Run(self, request).events()
+
+    def logits(
+        self, sequence: ModelSequence, ids: Sequence[int], *, every: bool = False
+    ) -> NDArray[np.float32]:
+        """Feed `ids` to `sequence` as one forward: f32 [vocab], or [n, vocab] where every is asked.
+
+        The picks are reported and the daemon's changes taken when it is done.
+        """
+        self.source.begin_step()
+        with torch.inference_mode():
+            logits = self.model.forward(
+                sequence, ids, self.source, self.source, logits="all" if every else "last"
+            )
+        self.source.end_step()
+        rows: NDArray[np.float32] = logits.cpu().numpy()
+        return rows if every else rows[-1]
+
+    def new_sequence(self) -> ModelSequence:
+        """Return an empty sequence of the engine's context."""
+        return self.model.new_sequence(self.context)
+
+
+class _Run:
+    """One request from its prompt to its end."""
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self._engine = engine
+        self._request = request
+        self._io_before = engine.source.io.copy()
+        self._started = time.perf_counter()
+        self._first = self._last = 0.0
+        self._n_new = 0
+        room = engine.context - len(request.prompt_ids)
+        self._most = min(request.max_tokens, room)
+
+    def events(self) -> Iterator[Event]:
+        source = self._engine.source
+        before, source.waiting.cancelled = source.waiting.cancelled, self._request.cancelled
+        try:
+            reason = yield from self._tokens()
+        except RequestCancelled:
+            reason = "cancelled"
+        finally:
+            source.waiting.cancelled = before
+        yield self._finished(reason)
+
+    def _tokens(self) -> Generator[Event, None, str]:
+        request, engine = self._request, self._engine
+        if self._most <= 0:
+            return "length"
+        sequence = engine.new_sequence()
+        logits = yield from self._prefill(sequence)
+        position = len(request.prompt_ids)
+        while True:
+            engine.source.check_cancelled()
+            choice = choose(logits, position, request.sampling, logprobs=request.logprobs)
+            position += 1
+            self._note()
+            if choice.id in request.stop_ids:
+                yield NewToken(choice, "")
+                return "stop"
+            yield NewToken(choice, self._text_of(choice.id))
+            if request.text is not None and request.text.stopped:
+                return "stop"
+            if self._n_new >= self._most:
+                return "length"
+            logits = engine.logits(sequence, [choice.id])
+
+    def _prefill(self, sequence: ModelSequence) -> Generator[Event, None, NDArray[np.float32]]:
+        ids, chunk = self._request.prompt_ids, self._engine.chunk
+        for start in range(0, len(ids), chunk):
+            part = ids[start : start + chunk]
+            logits = self._engine.logits(sequence, part)
+            yield Prefilled(start + len(part), len(ids), time.perf_counter() - self._started)
+        return logits
+
+    def _note(self) -> None:
+        self._n_new += 1
+        self._last = time.perf_counter()
+        self._first = self._first or self._last
+
+    def _text_of(self, token_id: int) -> str:
+        text = self._request.text
+        return "" if text is None else text.add(token_id)
+
+    def _finished(self, reason: str) -> Finished:
+        text = self._request.text
+        now = time.perf_counter()
+        return Finished(
+            reason=reason,
+            text="" if text is None or text.stopped else text.finish(),
+            n_prompt=len(self._request.prompt_ids),
+            n_new=self._n_new,
+            prefill_s=(self._first or now) - self._started,
+            decode_s=self._last - self._first,
+            io=self._engine.source.io.since(self._io_before),
+        )

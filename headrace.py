@@ -1,0 +1,93 @@
+"""The command line of headrace: picks the subcommand and imports its room only then.
+
+`from headrace import ExpertClient` gives the public client of the expert daemon. Importing this
+module imports neither torch nor a room.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from protocol.wire.client import ExpertClient
+
+__all__ = ["ExpertClient", "__version__", "main"]
+__version__ = "0.1.0"
+
+COMMANDS = {
+    "generate": "write text that follows a prompt",
+    "chat": "talk with the model",
+    "eval": "measure the perplexity of a text",
+    "daemon": "run the expert daemon by itself",
+    "inspect": "show what a checkpoint holds and what fits where",
+    "completion": "print a completion script for a shell",
+}
+
+_INTERRUPTED = 128 + signal.SIGINT
+_PIPE_CLOSED = 128 + signal.SIGPIPE
+
+
+def __getattr__(name: str) -> object:
+    """Import the public client when it is first asked for."""
+    if name == "ExpertClient":
+        from protocol.wire.client import ExpertClient
+
+        return ExpertClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+    """Return the parser; only the named commands' own modules are imported for their flags."""
+    parser = argparse.ArgumentParser(
+        prog="headrace",
+        description="Run DeepSeek-V4.1 Flash with its experts streamed from disk.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
+    parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        own = parsers.add_parser(name, help=text, description=text, allow_abbrev=False)
+        if name in commands:
+            _module(name).add_arguments(own)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return the exit status; an error is one line on standard error."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    args = _parsed(arguments)
+    from protocol.errors import ConfigError, HeadraceError
+
+    try:
+        return int(_module(args.command).run(args))
+    except HeadraceError as error:
+        print(f"headrace: {error}", file=sys.stderr)  # noqa: T201
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("headrace: interrupted", file=sys.stderr)  # noqa: T201
+        return _INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    if arguments[:1] == ["daemon"]:  # it has a parser of its own
+        return argparse.Namespace(command="daemon", arguments=list(arguments[1:]))
+    named = [argument for argument in arguments[:1] if argument in COMMANDS]
+    return build_parser(named).parse_args(arguments)
+
+
+def _module(command: str) -> Any:
+    return importlib.import_module(f"compute.commands.{command}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

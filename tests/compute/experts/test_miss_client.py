@@ -1,0 +1,368 @@
+"""MissClient against a daemon made of a dict: what it asks, what it applies, how it recovers."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from compute.experts.miss_client import MissClient, RequestCancelled, Waiting
+from protocol.arena.layout import ArenaLayout, ArenaView
+from protocol.errors import DaemonLost, ProtocolError, ShardError
+from protocol.wire.messages import Changes, SlotChanges, Welcome
+
+N_LAYERS, N_EXPERTS, N_SLOTS, MAX_EXPERTS, ROW_BYTES = 2, 8, 4, 3, 33
+SHAPES = ((4, 16), (4, 1), (4, 16), (4, 1), (32, 2), (32, 1))
+LAYOUT = ArenaLayout.plan(
+    n_layers=N_LAYERS,
+    n_experts=N_EXPERTS,
+    n_slots_max=N_SLOTS,
+    slot_bytes=4096,
+    row_bytes=ROW_BYTES,
+    ring_rows=16,
+    piece_offsets=tuple(256 * piece for piece in range(6)),
+    piece_bytes=tuple(out * row for out, row in SHAPES),
+)
+
+
+class FakeDaemon:
+    """Plays `ExpertClient` and the daemon behind it; evicts in turn, never a request's own key."""
+
+    def __init__(self) -> None:
+        self.memory = bytearray(LAYOUT.n_bytes)
+        self.arena = ArenaView(self.memory, LAYOUT)
+        self.arena_id = b"a" * 16
+        self.generation = 1
+        self.version = 1
+        self.table = np.full((N_LAYERS, N_EXPERTS), -1, "<i4")
+        self.changed: dict[tuple[int, int], int] = {}  # key -> version of its last change
+        self.pushed: list[Changes] = []
+        self.bad: set[tuple[int, int]] = set()
+        self.fail_next: list[str] = []  # "miss" / "rows" / "reconnect" calls that lose the daemon
+        self.lost_rows = False
+        self.applied = -1
+        self.log: list[tuple[Any, ...]] = []
+        self.rows_asked: dict[int, np.ndarray] = {}
+        self.next_slot = 0
+        self.welcome = self._welcome()
+
+    def _welcome(self) -> Welcome:
+        return Welcome(
+            session=1,
+            generation=self.generation,
+            arena_id=self.arena_id,
+            arena_bytes=LAYOUT.n_bytes,
+            n_layers=N_LAYERS,
+            n_experts=N_EXPERTS,
+            n_slots=N_SLOTS,
+            slot_bytes=4096,
+            max_experts=MAX_EXPERTS,
+            lease_quota=0,
+            descriptor_address="arena.sock",
+            version=self.version,
+            table=self.table.tobytes(),
+            scores=bytes(4 * N_SLOTS),
+        )
+
+    def _fails(self, call: str) -> None:
+        if self.fail_next[:1] == [call]:
+            self.fail_next.pop(0)
+            raise DaemonLost(f"{call}: the daemon is gone")
+
+    def set(self, layer: int, expert: int, slot: int) -> None:
+        self.version += 1
+        if slot >= 0:
+            for key in zip(*np.nonzero(self.table == slot), strict=True):
+                self.table[key] = -1
+                self.changed[int(key[0]), int(key[1])] = self.version
+            self.arena.piece(slot, "gate")[0] = 16 * layer + expert
+        self.table[layer, expert] = slot
+        self.changed[layer, expert] = self.version
+
+    def changes_from(self, applied: int) -> tuple[tuple[int, int, int], ...]:
+        keys = sorted(key for key, version in self.changed.items() if version > applied)
+        return tuple((*key, int(self.table[key])) for key in keys)
+
+    # the client's methods
+
+    def miss(self, layer: int, experts: tuple[int, ...], *, step: int) -> SlotChanges:
+        self._fails("miss")
+        assert list(experts) == sorted(set(experts))
+        assert len(experts) <= MAX_EXPERTS
+        self.log.append(("miss", layer, experts, self.applied))
+        applied, n_read = self.applied, 0
+        for expert in experts:
+            if self.table[layer, expert] < 0 and (layer, expert) not in self.bad:
+                own = {int(self.table[layer, e]) for e in experts}
+                while self.next_slot % N_SLOTS in own:
+                    self.next_slot += 1
+                self.set(layer, expert, self.next_slot % N_SLOTS)
+                self.next_slot += 1
+                n_read += 1
+        errors = tuple(
+            (layer, expert, "EIO", "disk says no")
+            for expert in experts
+            if (layer, expert) in self.bad
+        )
+        return SlotChanges(
+            request=1,
+            from_version=applied,
+            to_version=self.version,
+            slots=tuple(int(self.table[layer, e]) for e in experts),
+            changes=self.changes_from(applied),
+            errors=errors,
+            n_bytes=100 * n_read,
+            read_ms=1.0,
+            final=True,
+        )
+
+    def changes(self) -> list[Changes]:
+        pushed, self.pushed = self.pushed, []
+        return pushed
+
+    def push(self) -> None:
+        self.pushed.append(Changes(self.applied, self.version, self.changes_from(self.applied)))
+
+    def ack(self, applied: int) -> None:
+        self.log.append(("ack", applied))
+
+    def touch(self, step: int, picks: np.ndarray) -> None:
+        self.log.append(("touch", step, [tuple(pick) for pick in picks.tolist()]))
+
+    def resync(self) -> Welcome:
+        self.log.append(("resync",))
+        return self._welcome()
+
+    def reconnect(self, *, timeout_ms: int) -> None:
+        self._fails("reconnect")
+        self.generation += 1
+        self.rows_asked.clear()
+        self.log.append(("reconnect",))
+        self.welcome = self._welcome()
+
+    max_rows = LAYOUT.ring_rows // 4
+
+    def request_rows(self, table: int, rows: np.ndarray) -> int:
+        self._fails("rows")
+        assert rows.dtype == np.uint32
+        assert 1 <= len(rows) <= self.max_rows
+        handle = len(self.log)
+        self.log.append(("rows", table, rows.tolist()))
+        self.rows_asked[handle] = rows
+        return handle
+
+    def take_rows(self, handle: int) -> np.ndarray:
+        self._fails("take")
+        rows = self.rows_asked.pop(handle)
+        return np.repeat(rows.astype(np.uint8)[:, None], ROW_BYTES, axis=1)
+
+    def named(self, kind: str) -> list[tuple[Any, ...]]:
+        return [entry for entry in self.log if entry[0] == kind]
+
+
+def _pair(**waiting: Any) -> tuple[FakeDaemon, MissClient]:
+    daemon = FakeDaemon()
+    settings = {"daemon_wait_s": 1.0} | waiting
+    return daemon, MissClient(daemon, SHAPES, Waiting(**settings))  # type: ignore[arg-type]
+
+
+def _streamed(source: MissClient, layer: int, experts: list[int]) -> list[tuple[int, int]]:
+    """(expert, the mark in its slot while it is in use)."""
+    return [(e, int(m.gate[0, 0])) for e, m in source.stream(layer, experts)]
+
+
+def test_a_layer_that_is_present_sends_no_message() -> None:
+    daemon, source = _pair()
+    _streamed(source, 0, [1, 2])
+    before = len(daemon.log)
+    assert _streamed(source, 0, [1, 2]) == [(1, 1), (2, 2)]
+    assert len(daemon.log) == before
+    assert (source.io.hits, source.io.misses, source.io.bytes_read) == (2, 2, 200)
+
+
+def test_a_request_carries_all_picks_of_the_layer_hits_included() -> None:
+    daemon, source = _pair()
+    _streamed(source, 1, [1])
+    assert _streamed(source, 1, [0, 1, 2]) == [(0, 16), (1, 17), (2, 18)]
+    assert [entry[1:3] for entry in daemon.named("miss")] == [(1, (1,)), (1, (0, 1, 2))]
+    assert (source.io.hits, source.io.misses) == (1, 3)
+
+
+def test_more_experts_than_a_request_may_hold_come_in_ascending_groups() -> None:
+    daemon, source = _pair()
+    assert _streamed(source, 0, list(range(8))) == [(e, e) for e in range(8)]
+    assert [entry[2] for entry in daemon.named("miss")] == [(0, 1, 2), (3, 4, 5), (6, 7)]
+    assert source.io.misses == 8
+
+
+def test_each_request_says_what_was_applied() -> None:
+    daemon, source = _pair()
+    _streamed(source, 0, [0])
+    _streamed(source, 0, [1])
+    assert [entry[3] for entry in daemon.named("miss")] == [1, 2]
+
+
+def test_retirements_are_taken_and_acknowledged_at_the_steps_end_only() -> None:
+    daemon, source = _pair()
+    _streamed(source, 0, [0, 1])
+    daemon.set(0, 1, -1)
+    daemon.push()
+    assert source._table.slots[0][1] >= 0
+    source.end_step()
+    assert source._table.slots[0][1] == -1
+    assert daemon.named("ack") == [("ack", daemon.version)]
+    source.end_step()
+    assert len(daemon.named("ack")) == 1
+
+
+def test_a_step_ends_with_one_touch_of_all_its_picks() -> None:
+    daemon, source = _pair()
+    for step in range(2):
+        _streamed(source, 0, [0, 3])
+        _streamed(source, 1, [2])
+        source.end_step()
+        assert daemon.named("touch")[step] == ("touch", step, [(0, 0), (0, 3), (1, 2)])
+
+
+def test_an_abandoned_step_reports_nothing() -> None:
+    daemon, source = _pair()
+    _streamed(source, 0, [0, 3])
+    source.request(0, np.array([5]))
+    source.begin_step()
+    assert daemon.rows_asked == {}
+    source.end_step()
+    assert daemon.named("touch") == []
+
+
+def test_a_gap_in_the_versions_asks_for_the_whole_table() -> None:
+    daemon, source = _pair()
+    daemon.set(1, 1, 0)
+    daemon.set(1, 2, 1)
+    daemon.pushed.append(Changes(daemon.version - 1, daemon.version, ((1, 2, 1),)))
+    source.end_step()
+    assert daemon.named("resync")
+    assert source._table.slots == daemon.table.tolist()
+
+
+def test_an_expert_that_cannot_be_read_fails_the_request_and_nothing_else() -> None:
+    daemon, source = _pair()
+    daemon.bad = {(0, 2)}
+    with pytest.raises(ShardError, match="layer 0 expert 2: EIO: disk says no"):
+        _streamed(source, 0, [1, 2])
+    assert _streamed(source, 0, [1]) == [(1, 1)]
+    assert _streamed(source, 1, [2]) == [(2, 18)]
+
+
+def test_an_answer_without_the_expert_and_without_an_error_is_a_protocol_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    daemon, source = _pair()
+    empty = SlotChanges(1, daemon.applied, daemon.applied, (-1,), (), (), 0, 0.0, final=True)
+    monkeypatch.setattr(daemon, "miss", lambda *_, **__: empty)
+    with pytest.raises(ProtocolError, match="layer 0 expert 1 is still absent"):
+        _streamed(source, 0, [1])
+
+
+@pytest.mark.parametrize("lost", [["miss"], ["miss", "reconnect", "reconnect"], ["miss", "miss"]])
+def test_a_lost_daemon_is_waited_for_and_the_request_repeated(lost: list[str]) -> None:
+    tended: list[int] = []
+    daemon, source = _pair(tend=lambda: tended.append(1))
+    _streamed(source, 0, [0])
+    daemon.fail_next = list(lost)
+    if lost == ["miss", "miss"]:
+        daemon.fail_next = ["miss"]
+        original = daemon.reconnect
+
+        def reconnect(*, timeout_ms: int) -> None:
+            original(timeout_ms=timeout_ms)
+            daemon.fail_next = ["miss"] if daemon.generation == 2 else []
+
+        daemon.reconnect = reconnect  # type: ignore[method-assign]
+    assert _streamed(source, 0, [0, 1]) == [(0, 0), (1, 1)]
+    assert tended
+    assert source.n_daemons_lost == lost.count("miss")
+
+
+def test_a_daemon_that_stays_away_is_named_after_the_wait() -> None:
+    daemon, source = _pair(daemon_wait_s=0.05)
+    daemon.fail_next = ["miss"] + ["reconnect"] * 1000
+    with pytest.raises(DaemonLost, match=r"waited 0\.05 s"):
+        _streamed(source, 0, [1])
+    assert source._table.slots == [[-1] * N_EXPERTS] * N_LAYERS
+
+
+def test_rows_come_in_order_through_parts_that_the_ring_can_hold() -> None:
+    daemon, source = _pair()
+    rows = np.array([9, 1, 9, 4, 2, 250])
+    handle = source.request(1, rows)
+    got = source.take(handle)
+    assert got.dtype == torch.uint8
+    assert got[:, 0].tolist() == rows.tolist()
+    assert [len(entry[2]) for entry in daemon.named("rows")] == [4, 2]
+
+
+def test_rows_that_repeat_are_read_once() -> None:
+    daemon, source = _pair()
+    rows = np.array([7, 3] * 40)
+    assert source.take(source.request(0, rows))[:, 5].tolist() == rows.tolist()
+    assert [entry[2] for entry in daemon.named("rows")] == [[3, 7]]
+
+
+@pytest.mark.parametrize("lost", ["rows", "take"])
+def test_rows_are_asked_for_again_when_the_daemon_was_lost(lost: str) -> None:
+    daemon, source = _pair()
+    daemon.fail_next = [lost]
+    first, second = source.request(0, np.array([1, 2])), source.request(1, np.array([3]))
+    assert source.take(first)[:, 0].tolist() == [1, 2]
+    assert source.take(second)[:, 0].tolist() == [3]
+    assert daemon.named("reconnect") or lost == "rows"
+
+
+def test_a_miss_that_loses_the_daemon_asks_for_outstanding_rows_again() -> None:
+    daemon, source = _pair()
+    handle = source.request(0, np.array([1, 2]))
+    daemon.fail_next = ["miss"]
+    _streamed(source, 0, [1])
+    assert source.take(handle)[:, 0].tolist() == [1, 2]
+
+
+def test_a_cancelled_request_stops_before_the_next_layer_or_window() -> None:
+    state = SimpleNamespace(cancelled=False)
+    daemon, source = _pair(cancelled=lambda: state.cancelled)
+    stream = source.stream(0, list(range(6)))
+    assert next(stream)[0] == 0
+    state.cancelled = True
+    with pytest.raises(RequestCancelled):
+        list(stream)
+    assert len(daemon.named("miss")) == 1
+    with pytest.raises(RequestCancelled):
+        _streamed(source, 0, [0])
+
+
+def test_waiting_for_a_lost_daemon_can_be_cancelled() -> None:
+    state = SimpleNamespace(cancelled=False)
+
+    def tend() -> None:
+        state.cancelled = True
+
+    daemon, source = _pair(cancelled=lambda: state.cancelled, tend=tend)
+    daemon.fail_next = ["miss"] + ["reconnect"] * 1000
+    with pytest.raises(RequestCancelled):
+        _streamed(source, 0, [1])
+
+
+def test_changes_are_acknowledged_while_idle() -> None:
+    daemon, source = _pair()
+    _streamed(source, 0, [0, 1])
+    daemon.set(0, 1, -1)
+    daemon.push()
+    with source.idle():
+        for _ in range(100):
+            if daemon.named("ack"):
+                break
+            time.sleep(0.01)
+    assert daemon.named("ack") == [("ack", daemon.version)]

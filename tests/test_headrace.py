@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import headrace
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def _run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "headrace.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def test_importing_headrace_imports_neither_torch_nor_a_room() -> None:
+    code = (
+        "import sys, headrace; headrace.ExpertClient\n"
+        "assert headrace.ExpertClient.__module__ == 'protocol.wire.client'\n"
+        "raise SystemExit(any(name in sys.modules for name in ('torch', 'compute', 'rich')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_an_unknown_name_of_the_module_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'ExpertServer'"):
+        _ = headrace.ExpertServer
+
+
+def test_the_version_is_the_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert headrace.__version__ == project["version"]
+    assert _run("--version").stdout == f"headrace {project['version']}\n"
+
+
+def test_help_names_every_command_and_imports_none() -> None:
+    shown = _run("--help").stdout
+    assert all(command in shown for command in headrace.COMMANDS)
+
+
+@pytest.mark.parametrize("command", sorted(headrace.COMMANDS))
+def test_each_commands_flags_load_without_torch(command: str) -> None:
+    code = (
+        f"import sys, headrace; headrace.build_parser([{command!r}])\n"
+        "raise SystemExit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_and_flags(shell: str) -> None:
+    script = _run("completion", shell).stdout
+    assert "generate" in script
+    assert "prompt-ids" in script
+
+
+def test_an_error_is_one_line_and_a_status() -> None:
+    done = _run("generate", "--model", "/nowhere", "--prompt-ids", "1")
+    assert done.returncode == 2
+    assert done.stderr.startswith("headrace: model '/nowhere': no such directory")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v4", "llama"])
+def test_an_unknown_model_type_is_refused_before_torch_is_imported(
+    tmp_path: Path, model_type: str
+) -> None:
+    config = json.loads((ROOT / "demo" / "config.json").read_text())
+    config["model_type"] = model_type
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code = (
+        "import sys, headrace\n"
+        f"status = headrace.main(['generate', '--model', {str(tmp_path)!r}, '--prompt-ids', '1'])\n"
+        "assert 'torch' not in sys.modules\n"
+        "raise SystemExit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert model_type in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt-ids", "1,x"], "--prompt-ids: '1,x' is not a list"),
+        (["--prompt-ids", "1", "and a text"], "both a prompt and --prompt-ids"),
+        (["--prompt-ids", "1", "--temperature", "-2"], "--temperature"),
+        (["--prompt-ids", "1", "--stop", ""], "--stop: a stop string is empty"),
+        (["--prompt-ids", "1", "--runtime-dir", "/" + "x" * 120], "may have 100"),
+        (["--prompt-ids", "1", "--device", "tpu"], "--device"),
+    ],
+)
+def test_wrong_flags_are_named(arguments: list[str], message: str) -> None:
+    done = _run("generate", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr

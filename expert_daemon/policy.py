@@ -27,7 +27,7 @@ class Policy(Protocol):
         """Count one use of each key, resident or not; no key twice."""
 
     def admit(self, key: int) -> None:
-        """`key` is resident from now on."""
+        """`key` is resident from now on, with the figures of its last use."""
 
     def evict(self, key: int) -> None:
         """`key` was chosen as a victim and is no longer resident."""
@@ -125,8 +125,8 @@ class Lru:
         self._ranking.use(keys, np.arange(first, first + len(keys), dtype=np.float64))
 
     def admit(self, key: int) -> None:
-        """Enter as the one used last."""
-        self._ranking.add(key, float(self._ranking.tick + 1))
+        """Enter where the last use puts the key."""
+        self._ranking.add(key, float(self._ranking.stamp(key)))
 
     def evict(self, key: int) -> None:
         """Forget the key."""

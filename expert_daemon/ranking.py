@@ -2,7 +2,7 @@
 
 All keys' figures stand in numpy arrays, so counting many uses is a handful of array operations.
 The lowest residents stand in a small heap as well: `_front` holds an entry for every resident
-whose rank is below `_mark` (and stale entries, known by a rank that is no longer the key's). One
+whose rank is at most `_mark` (and stale entries, known by a rank that is no longer the key's). One
 pass over the arrays fills it again when it runs dry, for FRONT victims at a time; no call costs
 more than one such pass, however many slots there are.
 """
@@ -76,14 +76,19 @@ class Ranking:
             for key in keys[low].tolist():
                 self._offer(key)
 
+    def stamp(self, key: int) -> int:
+        """The tick of the key's last use; a key that was never used gets a new one."""
+        if not self._last_use[key]:
+            self._tick += 1
+            self._last_use[key] = self._tick
+        return int(self._last_use[key])
+
     def add(self, key: int, score: float) -> None:
-        """Make `key` resident, used now."""
+        """Make `key` resident. Its tick stays, so the order of additions orders nothing."""
+        self.stamp(key)
         self._score[key] = score
-        self._tick += 1
-        self._last_use[key] = self._tick
         self._resident[key] = True
-        if score < self._mark[0]:
-            self._offer(key)
+        self._offer(key)
 
     def remove(self, key: int) -> None:
         """`key` is no longer resident; its last figures stay readable."""
@@ -118,11 +123,15 @@ class Ranking:
         return float(self._score[key]), int(self._last_use[key]), key
 
     def _offer(self, key: int) -> None:
-        if len(self._front) >= 4 * FRONT:
+        """Put a resident whose rank is new into the front, if that is where it belongs."""
+        rank = self._rank(key)
+        if rank[:2] > self._mark:
+            return
+        if len(self._front) < 4 * FRONT:
+            heapq.heappush(self._front, rank)
+        else:  # mostly stale entries: begin anew with the next `lowest`
             self._front.clear()
             self._mark = _LOWEST
-        else:
-            heapq.heappush(self._front, self._rank(key))
 
     def _fill(self) -> bool:
         """Bring the next FRONT residents above the mark to the front; False: there are none."""

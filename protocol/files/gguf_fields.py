@@ -32,7 +32,12 @@ class GgufFields:
     def refusal(self, key: str, wanted: str) -> ConfigError:
         """Return the error for a key whose value is not `wanted`."""
         found = self.metadata.get(key)
-        state = "is missing" if found is None else f"is {ascii(found)[:120]}"
+        if found is None:
+            state = "is missing"
+        elif isinstance(found, GgufArray):
+            state = f"is an array of {found.count} {found.element_name}"
+        else:
+            state = f"is {ascii(found)[:120]}"
         return ConfigError(f"{self.path}: {key} {state}, wanted {wanted}")
 
     def find(self, *names: str) -> str | None:

@@ -2,7 +2,7 @@
 
 Nothing in a header is believed: counts and lengths are compared with what is left of the file (and
 with limits that no real model comes near), tensor ranges with the file's size and with each other.
-No file stays open, and nothing behind the header is read. Versions 2 and 3, little endian.
+No file stays open; of the data at most one window is read. Versions 2 and 3, little endian.
 
 | part | content |
 | --- | --- |

@@ -52,6 +52,11 @@ class GgufArray:
     offset: int  # of the first element, from the start of the file
     n_bytes: int
 
+    @property
+    def element_name(self) -> str:
+        """The type of the elements in words: u32, string."""
+        return TYPE_NAMES[self.element_type]
+
     def numbers(self) -> NDArray[np.generic]:
         """Return the numbers (bool as u8) in the file's own type; ShardError on strings."""
         if self.element_type == STRING:
@@ -62,13 +67,13 @@ class GgufArray:
     def integers(self) -> tuple[int, ...]:
         """Return the integers, exact; ShardError on strings and floats."""
         if self.element_type in FLOATS or self.element_type == BOOL:
-            raise self._refusal(f"holds {TYPE_NAMES[self.element_type]}, wanted integers")
+            raise self._refusal(f"holds {self.element_name}, wanted integers")
         return tuple(int(number) for number in self.numbers().tolist())
 
     def strings(self) -> Iterator[str]:
         """Yield the strings one by one; ShardError on numbers and on invalid UTF-8."""
         if self.element_type != STRING:
-            raise self._refusal(f"holds {TYPE_NAMES[self.element_type]}, wanted strings")
+            raise self._refusal(f"holds {self.element_name}, wanted strings")
         data = self._data()
         at = 0
         for number in range(self.count):

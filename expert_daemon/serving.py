@@ -37,8 +37,12 @@ class Serving:
         return due
 
     def new_session(self, why: str) -> None:
-        """Request numbers and steps begin anew; an open window closes unanswered."""
+        """Request numbers and steps begin anew; an open window closes unanswered.
+
+        An answer that is due but not taken goes too: its number means another request now.
+        """
         self.close_early(why)
+        self._due.answers.clear()
         self._windows.new_session()
         self._last_step.fill(-1)
 

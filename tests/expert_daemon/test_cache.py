@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import statistics
+import time
 
 import numpy as np
 import pytest
@@ -389,6 +391,15 @@ def test_a_new_engine_finds_the_experts_and_counts_from_one():
     assert rig.answer().slots == slots
 
 
+def test_an_answer_not_yet_taken_is_not_given_to_the_next_engine():
+    rig = Rig()
+    for load in rig.ask(0, [0]):
+        rig.cache.finish(load)
+    rig.cache.engine_gone()
+    rig.cache.engine_attached()
+    assert rig.cache.drain().answers == []
+
+
 def test_resync_closes_the_window_without_an_answer():
     rig = Rig(2)
     rig.get(0, [0, 1])
@@ -599,3 +610,30 @@ def test_completion_in_any_order_ends_in_the_same_table():
             rig.answer()
         ends.append(rig.resident())
     assert all(end == ends[0] for end in ends)
+
+
+@pytest.mark.parametrize("policy", ["lfu-da", "lru"])
+def test_one_miss_costs_the_same_with_few_and_with_many_slots(policy):
+    """Misses of full caches, one of each in turn; the medians are compared."""
+    n_layers, n_experts = 60, 384
+    rigs = {}
+    for n_slots in (1_000, 15_000):
+        rig = rigs[n_slots] = Rig(
+            n_slots, n_layers=n_layers, n_experts=n_experts, free_pool=64, policy=policy
+        )
+        for layer in range(-(-n_slots // n_experts)):
+            rig.get(layer, range(min(n_experts, n_slots - layer * n_experts)))
+    draw = np.random.default_rng(0)
+    costs: dict[int, list[float]] = {n_slots: [] for n_slots in rigs}
+    while len(costs[15_000]) < 500:
+        for n_slots, rig in rigs.items():
+            rig.cache.touch(
+                rig.step + 1, draw.integers(0, [n_layers, n_experts], (60, 2)).astype(np.uint16)
+            )
+            absent = np.argwhere(rig.memory.table < 0)
+            layer, expert = absent[draw.integers(len(absent))].tolist()
+            start = time.perf_counter()
+            assert rig.get(layer, [expert]).n_loaded == 1
+            costs[n_slots].append(time.perf_counter() - start)
+    few, many = (statistics.median(costs[n_slots]) for n_slots in rigs)
+    assert many < 1.5 * few

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
-import time
 
 import numpy as np
 import pytest
@@ -160,32 +158,3 @@ def test_an_empty_policy_has_no_victims_and_restores_nothing():
 def test_an_unknown_policy_is_a_config_error():
     with pytest.raises(ConfigError, match="'fifo', wanted one of lfu-da, lru"):
         make_policy("fifo", N_KEYS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["lfu-da", "lru"])
-def test_a_victim_costs_much_the_same_with_many_slots(name):
-    """Evictions and uses of a full arena, alternating in blocks; the median block is compared."""
-
-    def full(n_slots):
-        policy = make_policy(name, 23_040)
-        for key in range(n_slots):
-            policy.admit(key)
-        policy.use(np.arange(n_slots))
-        return policy
-
-    policies = {1_000: full(1_000), 15_000: full(15_000)}
-    draw = np.random.default_rng(0)
-    costs: dict[int, list[float]] = {n_slots: [] for n_slots in policies}
-    for _ in range(40):
-        for n_slots, policy in policies.items():
-            absent = np.setdiff1d(draw.integers(0, 23_040, 60), policy.residents())
-            start = time.perf_counter()
-            for key in absent.tolist():
-                (victim,) = policy.victims(1, ())
-                policy.evict(victim)
-                policy.use(np.array([key]))
-                policy.admit(key)
-            costs[n_slots].append((time.perf_counter() - start) / len(absent))
-    small, large = (statistics.median(costs[n_slots]) for n_slots in policies)
-    assert large < 2.5 * small

@@ -84,7 +84,8 @@ def attach(
 
 def _granted(address: str, descriptor: int | None, payload: bytes) -> int:
     if descriptor is None:
-        raise ProtocolError(f"{address}: refused: {payload.decode('utf-8', 'replace')}")
+        # A daemon that began after our Welcome does not know the session: as good as lost.
+        raise DaemonLost(f"{address}: refused: {payload.decode('utf-8', 'replace')}")
     return descriptor
 
 

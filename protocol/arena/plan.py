@@ -115,51 +115,25 @@ class ArenaLayout:
         piece_bytes: tuple[int, ...],
     ) -> ArenaLayout:
         """The layout for these counts; raises ConfigError on one out of range."""
-        _check_counts(
-            n_layers=n_layers,
-            n_experts=n_experts,
-            n_slots_max=n_slots_max,
-            slot_bytes=slot_bytes,
-            row_bytes=row_bytes,
-            ring_rows=ring_rows,
-        )
-        _check_pieces(piece_offsets, piece_bytes, slot_bytes)
-        n_keys = n_layers * n_experts
-        sizes = {
-            "identity": PAGE_BYTES,
-            "epochs": N_EPOCH_WORDS * 8,
-            "tier": n_keys,
-            "table_lock": 64,
-            "table": n_keys * 4,
-            "headers": n_slots_max * HEADER.itemsize,
-            "policy": POLICY_GLOBAL_BYTES + n_keys * POLICY_KEY_BYTES,
-            "verified": _up(n_keys, 64) // 8,
-            "counters": N_COUNTERS * 8,
-            "ring": ring_rows * row_bytes,
-            "slots": n_slots_max * slot_bytes,
+        counts = {
+            "n_layers": n_layers,
+            "n_experts": n_experts,
+            "n_slots_max": n_slots_max,
+            "slot_bytes": slot_bytes,
+            "row_bytes": row_bytes,
+            "ring_rows": ring_rows,
         }
-        huge = sizes["slots"] >= HUGE_FROM_BYTES
-        alignment = dict.fromkeys(SECTIONS, 64)
-        alignment.update(dict.fromkeys(("epochs", "table_lock", "ring"), PAGE_BYTES))
-        alignment["slots"] = HUGE_BYTES if huge else PAGE_BYTES
-        offsets = []
-        end = 0
-        for name in SECTIONS:
-            offset = _up(end, alignment[name])
-            offsets.append(offset)
-            end = offset + sizes[name]
+        _check_counts(counts)
+        _check_pieces(piece_offsets, piece_bytes, slot_bytes)
+        sizes = _sizes(counts)
+        offsets, n_bytes = _places(sizes)
         return cls(
-            n_layers=n_layers,
-            n_experts=n_experts,
-            n_slots_max=n_slots_max,
-            slot_bytes=slot_bytes,
-            row_bytes=row_bytes,
-            ring_rows=ring_rows,
+            **counts,
             piece_offsets=piece_offsets,
             piece_bytes=piece_bytes,
-            offsets=tuple(offsets),
+            offsets=offsets,
             sizes=tuple(sizes[name] for name in SECTIONS),
-            n_bytes=_up(end, alignment["slots"]),
+            n_bytes=n_bytes,
         )
 
     @property
@@ -216,7 +190,39 @@ class ArenaLayout:
         return self.slot_offset(first), n_slots * self.slot_bytes
 
 
-def _check_counts(**counts: int) -> None:
+def _sizes(counts: dict[str, int]) -> dict[str, int]:
+    """Bytes of each section, without padding."""
+    n_keys = counts["n_layers"] * counts["n_experts"]
+    return {
+        "identity": PAGE_BYTES,
+        "epochs": N_EPOCH_WORDS * 8,
+        "tier": n_keys,
+        "table_lock": 64,
+        "table": n_keys * 4,
+        "headers": counts["n_slots_max"] * HEADER.itemsize,
+        "policy": POLICY_GLOBAL_BYTES + n_keys * POLICY_KEY_BYTES,
+        "verified": _up(n_keys, 64) // 8,
+        "counters": N_COUNTERS * 8,
+        "ring": counts["ring_rows"] * counts["row_bytes"],
+        "slots": counts["n_slots_max"] * counts["slot_bytes"],
+    }
+
+
+def _places(sizes: dict[str, int]) -> tuple[tuple[int, ...], int]:
+    """(offset of each section, bytes of the file)."""
+    alignment = dict.fromkeys(SECTIONS, 64)
+    alignment.update(dict.fromkeys(("epochs", "table_lock", "ring"), PAGE_BYTES))
+    alignment["slots"] = HUGE_BYTES if sizes["slots"] >= HUGE_FROM_BYTES else PAGE_BYTES
+    offsets = []
+    end = 0
+    for name in SECTIONS:
+        offset = _up(end, alignment[name])
+        offsets.append(offset)
+        end = offset + sizes[name]
+    return tuple(offsets), _up(end, alignment["slots"])
+
+
+def _check_counts(counts: dict[str, int]) -> None:
     for name, value in counts.items():
         low, high = LIMITS[name]
         if not low <= value <= high:

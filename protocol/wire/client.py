@@ -17,8 +17,9 @@ from protocol.arena.layout import ArenaView
 from protocol.errors import ConfigError
 
 from . import messages as m
-from .connection import Connection, Deadline, open_connection
+from .connection import Connection, Deadline
 from .engine_calls import EngineCalls
+from .greeting import open_connection
 from .limits import HELLO_MS, STATS_MS
 from .reader_calls import Lease, ReaderCalls, SlotView
 from .records import KEY_RECORD
@@ -152,7 +153,8 @@ class ExpertClient(EngineCalls, ReaderCalls, RowCalls):
         and `applied` are those of no session any more.
         """
         arena_id = self._mapped.identity.arena_id
-        self._connection.close()
+        # No Bye: it would say that nothing of the engine's reads the arena any more.
+        self._connection.end("was left for a new session")
         self._connection = self._connect(arena_id, Deadline(timeout_ms))
         self._begin_session()
         if self._connection.welcome.arena_id != arena_id:
@@ -185,7 +187,10 @@ class ExpertClient(EngineCalls, ReaderCalls, RowCalls):
         self._drain()
 
     def close(self) -> None:
-        """Say Bye and let go of everything. Never hangs, never raises; may be called twice."""
+        """Say Bye and let go of everything. Never hangs, never raises; may be called twice.
+
+        An engine's device must be drained before: then nothing of it reads the arena any more.
+        """
         if not self._closed:
             self._closed = True
             self._connection.close()

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
-from protocol.arena.attach import Attached, AttachRequest, attach
-from protocol.errors import DaemonBusy, DaemonLost, ProtocolError
+from protocol.arena.attach import Attached
+from protocol.errors import DaemonLost, ProtocolError
 
 from .codec import Bounds, CodecError, decode, encode
-from .limits import ATTACH_MS, BYE_MS
-from .messages import Bye, Hello, Message, Refused, Welcome
-from .sockets import open_dealer
+from .limits import BYE_MS
+from .messages import Bye, Message, Refused, Welcome
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .sockets import Context, Socket
+    from .sockets import Socket
 
 
 class Deadline:
@@ -45,7 +44,7 @@ class Deadline:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ends:
+class Ends:
     """What a Welcome and the descriptor's arrival leave behind."""
 
     welcome: Welcome
@@ -53,9 +52,9 @@ class _Ends:
 
 
 class Connection:
-    """A session that is open, or was. Made by `open_connection`."""
+    """A session that is open, or was. Made by greeting.open_connection."""
 
-    def __init__(self, dealer: Socket, path: Path, ends: _Ends) -> None:
+    def __init__(self, dealer: Socket, path: Path, ends: Ends) -> None:
         self.lost = ""  # why, once it is
         self.welcome = ends.welcome
         self.attached = ends.attached
@@ -187,58 +186,6 @@ class Connection:
             self.lost = why
             self._dealer.close()
             self.attached.close()
-
-
-def open_connection(context: Context, path: Path, hello: Hello, deadline: Deadline) -> Connection:
-    """Say Hello until welcomed, then fetch the arena's descriptor.
-
-    Raises DaemonLost where no daemon answers in time, DaemonBusy where another engine stays,
-    ProtocolError where the daemon refuses or its arena is not as announced.
-    """
-    dealer = open_dealer(context, path)
-    try:
-        welcome = _say_hello(dealer, path, hello, deadline)
-        attached = attach(
-            welcome.descriptor_address,
-            AttachRequest(welcome.session, welcome.generation),
-            n_bytes=welcome.arena_bytes,
-            arena_id=welcome.arena_id,
-            timeout_s=ATTACH_MS / 1000,
-        )
-    except BaseException:
-        dealer.close()
-        raise
-    try:
-        check_agreement(welcome, attached)
-        return Connection(dealer, path, _Ends(welcome, attached))
-    except BaseException:
-        dealer.close()
-        attached.close()
-        raise
-
-
-def _say_hello(dealer: Socket, path: Path, hello: Hello, deadline: Deadline) -> Welcome:
-    frame = encode(hello)
-    while True:
-        if not dealer.poll(deadline.left_ms, zmq.POLLOUT):
-            raise DaemonLost(
-                f"{path}: no daemon accepted a connection within {deadline.total_ms:g} ms"
-            )
-        dealer.send(frame, zmq.NOBLOCK)
-        if not dealer.poll(deadline.left_ms, zmq.POLLIN):
-            raise DaemonLost(
-                f"{path}: connected, but no answer to Hello within {deadline.total_ms:g} ms"
-            )
-        answer = decode(dealer.recv(zmq.NOBLOCK)).message
-        if isinstance(answer, Welcome):
-            return answer
-        if not isinstance(answer, Refused):
-            raise ProtocolError(f"{path}: Hello was answered by {type(answer).__name__}")
-        if answer.reason != "busy":
-            raise ProtocolError(f"{path}: Hello refused ({answer.reason}): {answer.text}")
-        if answer.retry_ms == 0 or answer.retry_ms >= deadline.left_ms:
-            raise DaemonBusy(f"{path}: {answer.text} (pid {answer.pid})")
-        time.sleep(answer.retry_ms / 1000)
 
 
 def check_agreement(welcome: Welcome, attached: Attached) -> None:

@@ -54,9 +54,8 @@ class EngineCalls(Requests):
         none comes: then nothing that reads the arena may run before the next Welcome.
         """
         self._close_abandoned_window()
-        number = self._next_number()
         request = m.MissRequest(
-            request=number,
+            request=self._next_number(),
             step=step,
             layer=int(layer),
             experts=tuple(map(int, experts)),
@@ -65,8 +64,12 @@ class EngineCalls(Requests):
             epoch_done=self.epoch_done,
             hints=tuple((int(la), int(ex)) for la, ex in hints),
         )
-        self._open_window = number
+        return self._through_window(request, timeout_ms)
+
+    def _through_window(self, request: m.MissRequest, timeout_ms: float) -> m.SlotChanges:
+        self._open_window = number = request.request
         try:
+            answer: m.SlotChanges
             answer, _ = self._settle(request, number, m.SlotChanges, timeout_ms)
         except HeadraceError:  # refused, or the session is over: no window is open
             self._open_window = 0
@@ -75,11 +78,10 @@ class EngineCalls(Requests):
         if len(answer.slots) != len(request.experts) or not answer.final:
             self._connection.end("sent an answer that does not fit its request")
             raise ProtocolError(
-                f"layer {layer}: answer with {len(answer.slots)} slots for "
+                f"layer {request.layer}: answer with {len(answer.slots)} slots for "
                 f"{len(request.experts)} experts, final {answer.final}"
             )
-        final: m.SlotChanges = answer
-        return final
+        return answer
 
     def _close_abandoned_window(self) -> None:
         """End a window that an interrupt left open; the next answer covers its changes too."""

@@ -15,6 +15,7 @@ MAX_VALUES = 4096  # entries of a dictionary
 MAX_EXTRA_FIELDS = 16  # trailing fields of a newer minor version that are passed over
 
 HELLO_MS = 5_000
+HELLO_AGAIN_MS = 2_000  # a Hello unanswered for so long is said again on a new socket
 MISS_MS = 30_000
 ROWS_MS = 5_000
 CANCEL_MS = 5_000

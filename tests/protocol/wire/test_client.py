@@ -4,7 +4,6 @@ import gc
 import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
@@ -40,12 +39,6 @@ from tests.support.fake_daemon import (
 )
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def runtime_dir() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="hr-") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture
@@ -135,6 +128,20 @@ def test_daemon_that_does_not_answer_hello_is_lost(daemon: FakeDaemon, runtime_d
     daemon.silent = True
     with _within(1), pytest.raises(DaemonLost, match="no answer to Hello within 200 ms"):
         ExpertClient(runtime_dir, hello_ms=200)
+
+
+def test_hello_that_a_dying_daemon_heard_is_said_again_to_its_successor(
+    daemon: FakeDaemon, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protocol.wire.greeting.HELLO_AGAIN_MS", 300)
+    successors: list[FakeDaemon] = []
+    daemon.on[m.Hello] = no_answer
+    timer = threading.Timer(0.1, lambda: successors.append(daemon.restart()))
+    timer.start()
+    with _within(3), ExpertClient(runtime_dir, hello_ms=5000) as client:
+        assert client.welcome.generation == 2
+    timer.join()
+    successors[0].close()
 
 
 def test_client_waits_for_a_daemon_that_starts_later(runtime_dir: Path) -> None:
@@ -283,7 +290,7 @@ def test_wrong_descriptors_are_refused_before_use(daemon: FakeDaemon, runtime_di
         session.connection = None
 
     for way, error, word in (
-        (text, ProtocolError, "refused: not today"),
+        (text, DaemonLost, "refused: not today"),
         (small, ProtocolError, "has 4096 bytes, announced"),
         (plain_file, ProtocolError, "seal"),
         (hang_up, DaemonLost, "hung up|reset"),
@@ -296,7 +303,7 @@ def test_wrong_descriptors_are_refused_before_use(daemon: FakeDaemon, runtime_di
 def test_descriptor_that_never_comes_is_a_lost_daemon(
     daemon: FakeDaemon, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protocol.wire.connection.ATTACH_MS", 150)
+    monkeypatch.setattr("protocol.wire.greeting.ATTACH_MS", 150)
     daemon.on_attach = lambda _daemon, _session, _connection: None
     with _within(1), pytest.raises(DaemonLost, match=r"no answer in 0\.1"):
         ExpertClient(runtime_dir)

@@ -65,9 +65,10 @@ class Admission:
         if previous is not None:
             self.end(previous)
         if message.role == "engine" and self._sessions.engine is not None:
-            self.end(self._sessions.engine)
+            self.end(self._sessions.engine)  # of the same process, which begins anew
         session = self._sessions.begin(route, message.role, message.pid)
         if session.role == "engine":
+            session.may_read = self.watch.absent
             self._engines.attached()
             self.watch.begin(session.pid, connected=True)
             self._arena.note_engine(session.pid)
@@ -83,16 +84,13 @@ class Admission:
             raise ProtocolError(f"session {request.session} is attached already")
         if peer.pid != session.pid:
             raise ProtocolError(f"session {request.session} is pid {session.pid}, not {peer.pid}")
-        session.is_attached = True
+        session.is_attached = session.may_read = True
         return Grant(session.number, session.role == "engine")
 
     def bye(self, session: Session, _message: Bye) -> None:
         """The client leaves in order: an engine reads nothing more."""
-        is_engine = session is self._sessions.engine
+        session.may_read = False
         self.end(session)
-        if is_engine:
-            self.watch.end()
-            self._engine_gone()
 
     def disconnected(self, number: int) -> None:
         """A session's descriptor connection has ended."""
@@ -109,9 +107,12 @@ class Admission:
             return
         self._hang_up(session.number)
         self._rows.client_gone(session.number)
-        if is_engine:
+        if is_engine and session.may_read:
             self._engines.lost()
             self.watch.disconnected()
+        elif is_engine:
+            self.watch.end()
+            self._engine_gone()
         else:
             self._fetches.client_gone(session)
 

@@ -72,6 +72,7 @@ class Daemon:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._loop = uvloop.new_event_loop()
         works = self._make_works(config, checkpoint, planned)
+        self.cache = works.loading.cache
         self._server = Server(config, self._loop, works)
         self._loop.add_reader(self._wake, self._take_reads)
         log(f"{describe(self._arena)}; ready after {time.monotonic() - began:.3f} s")

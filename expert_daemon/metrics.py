@@ -9,10 +9,7 @@ from dataclasses import asdict, dataclass
 class Counters:
     """Counts since the daemon started; bytes and nanoseconds carry their unit."""
 
-    miss_requests: int = 0
-    hits: int = 0  # experts of MissRequests that were READY
-    misses: int = 0  # experts of MissRequests that were read for them
-    adopted: int = 0  # experts of MissRequests whose read was under way already
+    miss_requests: int = 0  # repeats counted
     fetches: int = 0
     reads: int = 0  # experts read whole
     bytes_read: int = 0  # of these, without what alignment adds

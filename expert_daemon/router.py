@@ -9,14 +9,17 @@ Invariants: one thread; a send never waits, and a client that cannot be sent to 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zmq
 
 from protocol.errors import ConfigError
-from protocol.wire.limits import MAX_MESSAGE_BYTES, RECEIVE_HIGH_WATER, SEND_HIGH_WATER
+from protocol.wire.sockets import open_router
+
+if TYPE_CHECKING:
+    from protocol.wire.sockets import Context
 
 MAX_FRAMES_AT_ONCE = 128  # then the loop's other work has its turn
 
@@ -33,25 +36,12 @@ class Router:
         """Raises ConfigError where the path cannot be bound; the caller holds the lock."""
         self._loop = loop
         self._receive = receive
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.IMMEDIATE, 1),
-            (zmq.SNDHWM, SEND_HIGH_WATER),
-            (zmq.RCVHWM, RECEIVE_HIGH_WATER),
-            (zmq.ROUTER_MANDATORY, 1),
-            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
-        ):
-            self._socket.setsockopt(option, value)
-        mask = os.umask(0o177)
+        self._context: Context = zmq.Context()
         try:
-            self._socket.bind(f"ipc://{path}")
-        except zmq.ZMQError as error:
-            self.close()
+            self._socket = open_router(self._context, path)
+        except (zmq.ZMQError, OSError) as error:
+            self._context.term()
             raise ConfigError(f"{path}: cannot be bound: {error.strerror}") from error
-        finally:
-            os.umask(mask)
         self._descriptor: int = self._socket.FD
         loop.add_reader(self._descriptor, self._drain)
         loop.call_soon(self._drain)

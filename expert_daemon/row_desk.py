@@ -43,6 +43,14 @@ class RowDesk:
         """The client has its rows; their place in the ring is free."""
         self._rows.done(session.number, message.request)
 
+    def cancel(self, session: Session, request: int) -> bool:
+        """End a row request with its final answer; False where there is no such request."""
+        is_cancelled = self._rows.cancel(session.number, request)
+        if is_cancelled:
+            faults = ((0, "CANCELLED", "cancelled before the rows were read"),)
+            self._outbox.send(session, RowsReady(request, 0, 0, faults))
+        return is_cancelled is not None
+
     def send_ready(self) -> None:
         """Answer the requests whose rows have come."""
         for job in self._rows.drain():

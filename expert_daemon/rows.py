@@ -70,7 +70,7 @@ class EngramRows:
     @property
     def max_rows(self) -> int:
         """Most rows in one request."""
-        return len(self._ring) // 4
+        return max(len(self._ring) // 4, min(len(self._ring), 1))
 
     def request(self, session: int, request: int, table: int, rows: npt.NDArray[np.uint32]) -> None:
         """Begin to read; the same request again is announced again where it is ready.
@@ -93,6 +93,20 @@ class EngramRows:
             self._give_up(job)
             self._start_waiting()
 
+    def cancel(self, session: int, request: int) -> bool | None:
+        """End a request that is not answered yet: True. False: it was, and is answered again.
+
+        None where there is no such request.
+        """
+        job = self._jobs.get((session, request))
+        if job is None:
+            return None
+        if job.is_ready:
+            self._announce(job)  # the client may be copying: only its RowsDone frees the region
+            return False
+        self.done(session, request)
+        return True
+
     def client_gone(self, session: int) -> None:
         """Free everything of a session, once its outstanding reads have returned."""
         for key in [key for key in self._jobs if key[0] == session]:
@@ -106,6 +120,8 @@ class EngramRows:
         while self._read:
             job = self._read.popleft()
             if job.is_given_up:
+                if job.is_ready:
+                    continue  # announced twice
                 self._regions.give(job.position, len(job.rows))
                 continue
             job.is_ready = True

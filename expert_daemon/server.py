@@ -81,7 +81,6 @@ class Server:
     def take_reads(self) -> None:
         """Readers have finished something: call on the loop's thread."""
         self._works.loading.take_results()
-        self._rows.send_ready()
         self.settle()
         self._outbox.look_again()
 
@@ -92,6 +91,7 @@ class Server:
             self._engines.answer(answer)
         for fetch in fetches:
             self._fetches.answer(fetch)
+        self._rows.send_ready()
         self._engines.push_changes()
 
     def stop_receiving(self) -> None:
@@ -186,6 +186,8 @@ class Server:
         return None
 
     def _cancel(self, session: Session, message: messages.Cancel) -> None:
+        if self._rows.cancel(session, message.request):
+            return
         if session.role == "engine":
             self._engines.cancel(session, message)
         else:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .block import apart, fold, round_f16
+from .block import apart, divide, fold, round_f16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ def fit_affine(values: Tensor, grid: AffineGrid) -> AffineFit:
     """The fit of blocks [n_blocks, block_values] f32, finite."""
     x = apart(values, grid.n_groups, -1).permute(2, 1, 0).contiguous()
     scale, minimum = _fit_groups(x, grid)
-    d = round_f16(scale.amax(0) / grid.sub_top)
-    d_min = round_f16(minimum.amax(0) / grid.sub_top)
+    d = round_f16(divide(scale.amax(0), grid.sub_top))
+    d_min = round_f16(divide(minimum.amax(0), grid.sub_top))
     s = _nearest(scale, d, grid.sub_top)
     m = _nearest(minimum, d_min, grid.sub_top)
     s, m, error = _improve(x, d, d_min, s, m, grid)

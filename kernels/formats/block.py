@@ -61,6 +61,14 @@ def shifts(*bits: int, device: torch.device) -> Tensor:
     return torch.tensor(bits, dtype=torch.uint8, device=device).unsqueeze(-1)
 
 
+def divide(values: Tensor, number: float) -> Tensor:
+    """Each value divided by a number, rounded once.
+
+    Divided by a Python number, a GPU multiplies by its reciprocal instead and rounds twice.
+    """
+    return values / torch.full((), number, dtype=values.dtype, device=values.device)
+
+
 def fold(values: Tensor) -> Tensor:
     """Sum over dimension 0 (a power of two), halves added pairwise: the same bits everywhere."""
     n = values.shape[0]

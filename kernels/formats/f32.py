@@ -13,7 +13,7 @@ BLOCK_BYTES = 4
 
 
 def dequantise(blocks: Tensor) -> Tensor:
-    """Values [..., n] f32 of bytes [..., n * 4] u8, exact."""
+    """Values [..., n] f32 of bytes [..., n * 4] u8, exact; the same memory where it can be."""
     return read_as(as_blocks(blocks, BLOCK_BYTES, NAME), torch.float32).float().squeeze(-1)
 
 

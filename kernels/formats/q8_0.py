@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .block import F16_MAX, as_blocks, by_pieces, read_f16, write_f16
+from .block import F16_MAX, as_blocks, by_pieces, divide, read_f16, write_f16
 
 NAME = "Q8_0"
 BLOCK_VALUES = 32
@@ -38,7 +38,7 @@ def quantise(values: Tensor) -> Tensor:
 
 
 def _encode(values: Tensor) -> Tensor:
-    d = (values.abs().amax(-1, keepdim=True) / 127).clamp(max=F16_MAX)
+    d = divide(values.abs().amax(-1, keepdim=True), 127).clamp(max=F16_MAX)
     inverse = torch.where(d == 0, torch.zeros_like(d), 1 / d)
     scaled = values * inverse
     magnitude = scaled.abs()

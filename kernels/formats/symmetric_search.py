@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .block import apart, fold, round_f16
+from .block import apart, divide, fold, round_f16
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _fit_groups(x: Tensor, grid: SymmetricGrid) -> Tensor:
     scale = torch.zeros_like(largest)
     for stretch in grid.stretches:
         for steps in (-grid.half - stretch, grid.half - 1 + stretch):
-            new_scale, gain = _least_squares(x, _round(x, largest / steps, grid.half))
+            new_scale, gain = _least_squares(x, _round(x, divide(largest, steps), grid.half))
             better = gain > best
             best = torch.where(better, gain, best)
             scale = torch.where(better, new_scale, scale)

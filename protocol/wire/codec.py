@@ -118,8 +118,12 @@ def _unpacked(frame: bytes | memoryview) -> Any:
     if len(frame) > MAX_FRAME_BYTES:
         raise CodecError("size", f"frame of {len(frame)} bytes, wanted at most {MAX_FRAME_BYTES}")
     try:
-        # Lists, not tuples: a list of a lying length is never touched before it is filled.
-        return msgpack.unpackb(frame, max_array_len=MAX_LIST, max_map_len=MAX_VALUES)
+        # No list is longer than its frame; what claims to be would only cost time to give up.
+        return msgpack.unpackb(
+            frame,
+            max_array_len=min(MAX_LIST, len(frame)),
+            max_map_len=min(MAX_VALUES, len(frame)),
+        )
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CodecError("syntax", f"not msgpack: {type(error).__name__} {error}"[:200]) from None
 

@@ -30,8 +30,7 @@ def main(arguments: Sequence[str], wrap_source: WrapSource | None = None) -> int
     except HeadraceError as error:
         sys.stderr.write(f"expert daemon: {error}\n")
         return 1
-    daemon.stop_on_signals()
-    daemon.run()
+    daemon.run(stop_on_signals=True)
     return 0
 
 

@@ -34,7 +34,7 @@ from .source import Bytes
 ARENA_NAME = "arena"
 MIN_RING_ROWS = 1024
 MAX_RING_ROWS = 1 << 17
-RING_SHARE = 64  # the row ring takes a 64th of what a minimal arena leaves over
+RING_SHARE = 64  # the row ring takes a 64th of what a minimal arena leaves of the largest size
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def plan(
     least = bytes_of(minimum_slots(top_k_batch).n_slots, MIN_RING_ROWS if row_bytes else 0)
     size_bytes = size_bytes or max(least, _half_of_memory())
     max_bytes = max(max_bytes, size_bytes)
-    ring_rows = _ring_rows(size_bytes - least, row_bytes)
+    ring_rows = _ring_rows(size_bytes - least, max_bytes - least, row_bytes)
     largest = plan_arena(
         max_bytes,
         top_k_batch=top_k_batch,
@@ -121,10 +121,13 @@ def plan(
     return PlannedArena(layout, planned.n_slots, planned.n_bytes, planned.budget)
 
 
-def _ring_rows(surplus_bytes: int, row_bytes: int) -> int:
+def _ring_rows(surplus_bytes: int, max_surplus_bytes: int, row_bytes: int) -> int:
+    """Rows of the ring: by the largest size, so that a resized arena keeps its layout."""
     if row_bytes == 0:
         return 0
-    return min(MAX_RING_ROWS, MIN_RING_ROWS + max(0, surplus_bytes) // RING_SHARE // row_bytes)
+    wanted = max(0, max_surplus_bytes) // RING_SHARE // row_bytes
+    possible = max(0, surplus_bytes) // 2 // row_bytes
+    return min(MAX_RING_ROWS, MIN_RING_ROWS + min(wanted, possible))
 
 
 def _half_of_memory() -> int:

@@ -77,24 +77,20 @@ class Daemon:
         self._loop.add_reader(self._wake, self._take_reads)
         log(f"{describe(self._arena)}; ready after {time.monotonic() - began:.3f} s")
 
-    def run(self) -> None:
-        """Serve until `stop`; then finish what is being read, as far as that is quick."""
+    def run(self, *, stop_on_signals: bool = False) -> None:
+        """Serve until `stop`, or SIGTERM or SIGINT; then finish what is being read, if quick."""
         gc.collect()
         gc.freeze()
-        self._announce()
+        self._loop.call_soon(self._begin, stop_on_signals)
         try:
             self._loop.run_forever()
         finally:
             self._finish()
 
-    def stop_on_signals(self) -> None:
-        """Let SIGTERM and SIGINT end `run`; call on the main thread."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._loop.stop)
-
     def stop(self) -> None:
-        """End `run`; may be called from any thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """End `run`; may be called from any thread, and after the end."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _make_works(
         self, config: DaemonConfig, checkpoint: Checkpoint, planned: PlannedArena
@@ -136,7 +132,11 @@ class Daemon:
             os.eventfd_read(self._wake)
         self._server.take_reads()
 
-    def _announce(self) -> None:
+    def _begin(self, stop_on_signals: bool) -> None:
+        # On the running loop: a signal that came before it ran would be lost.
+        if stop_on_signals:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._loop.add_signal_handler(number, self._loop.stop)
         identity = self._arena.identity
         notify("FDSTORE=1\nFDNAME=" + ARENA_NAME, [self._arena.descriptor])
         notify(f"READY=1\nSTATUS=serving, generation {identity.daemon_generation}")

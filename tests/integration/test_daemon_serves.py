@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
@@ -50,6 +51,16 @@ def engine(daemon, checkpoint):
 
 def engine_of(daemon, checkpoint, **options):
     return ExpertClient(daemon.runtime_dir, "engine", checkpoint.fingerprint, TOP_K, **options)
+
+
+@contextlib.contextmanager
+def served(model, checkpoint, runtime_dir, faults, **settings):
+    """A daemon whose reads fail as told, and its engine."""
+    with (
+        daemon_thread(model, runtime_dir, faults, **settings) as daemon,
+        engine_of(daemon, checkpoint) as engine,
+    ):
+        yield daemon, engine
 
 
 def load(engine, layer, experts, **options):
@@ -137,9 +148,8 @@ def test_rows_that_do_not_exist_are_refused_and_the_daemon_goes_on(engine, check
 
 
 def test_a_second_engine_is_refused_until_the_first_has_left(daemon, checkpoint):
-    with engine_of(daemon, checkpoint):
-        with pytest.raises(DaemonBusy, match=str(os.getpid())):
-            engine_of(daemon, checkpoint, hello_ms=300)
+    with engine_of(daemon, checkpoint), pytest.raises(DaemonBusy, match=str(os.getpid())):
+        engine_of(daemon, checkpoint, hello_ms=300)
     engine_of(daemon, checkpoint).close()
 
 
@@ -236,7 +246,9 @@ def test_a_message_for_another_role_is_refused(daemon, engine):
     assert (refused.reason, refused.request) == ("role", 77)
     with ExpertClient(daemon.runtime_dir) as reader:
         reader._connection.send(m.MissRequest(5, 0, 0, (1,), (), 0, 0))
-        assert reader._connection.receive(_deadline()).reason == "role"
+        refused = reader._connection.receive(_deadline())
+        assert isinstance(refused, m.Refused)
+        assert refused.reason == "role"
 
 
 def test_what_is_not_built_yet_is_answered(engine):
@@ -282,34 +294,31 @@ def test_a_thousand_errors_lose_no_slot(model, checkpoint, runtime_dir):
     chance = random.Random(5)
     faults = Faults(eio=lambda *_: chance.random() < 0.8)
     smallest = smallest_arena(checkpoint, TOP_K)
-    with daemon_thread(
-        model, runtime_dir, faults, read_threads=2, arena_bytes=smallest
-    ) as daemon:
-        with engine_of(daemon, checkpoint) as engine:
-            n_errors = 0
-            while n_errors < 1000:
-                layer = chance.randrange(N_LAYERS)
-                experts = sorted(chance.sample(range(N_EXPERTS), 8))
-                answer = load(engine, layer, experts)
-                n_errors += len(answer.errors)
-            faults.eio = None
-            for layer in range(N_LAYERS):
-                answer = load(engine, layer, range(N_EXPERTS))
-                assert answer.errors == ()
-                for expert, slot in enumerate(answer.slots):
-                    assert slot_bytes(engine, slot) == expert_bytes(checkpoint, layer, expert)
-            daemon.daemon.cache.check()
+    settings = {"read_threads": 2, "arena_bytes": smallest}
+    with served(model, checkpoint, runtime_dir, faults, **settings) as (daemon, engine):
+        n_errors = 0
+        while n_errors < 1000:
+            layer = chance.randrange(N_LAYERS)
+            experts = sorted(chance.sample(range(N_EXPERTS), 8))
+            answer = load(engine, layer, experts)
+            n_errors += len(answer.errors)
+        faults.eio = None
+        for layer in range(N_LAYERS):
+            answer = load(engine, layer, range(N_EXPERTS))
+            assert answer.errors == ()
+            for expert, slot in enumerate(answer.slots):
+                assert slot_bytes(engine, slot) == expert_bytes(checkpoint, layer, expert)
+        daemon.daemon.cache.check()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_short_reads_in_any_order_give_the_same_bytes(model, checkpoint, runtime_dir, seed):
     faults = Faults(short=300, shuffle=random.Random(seed))
-    with daemon_thread(model, runtime_dir, faults, read_threads=4) as daemon:
-        with engine_of(daemon, checkpoint) as engine:
-            for layer in (0, 3):
-                answer = load(engine, layer, range(N_EXPERTS))
-                for expert, slot in enumerate(answer.slots):
-                    assert slot_bytes(engine, slot) == expert_bytes(checkpoint, layer, expert)
+    with served(model, checkpoint, runtime_dir, faults, read_threads=4) as (_, engine):
+        for layer in (0, 3):
+            answer = load(engine, layer, range(N_EXPERTS))
+            for expert, slot in enumerate(answer.slots):
+                assert slot_bytes(engine, slot) == expert_bytes(checkpoint, layer, expert)
 
 
 def test_a_deadline_closes_the_window_by_cancel_and_a_stuck_read_harms_nobody(
@@ -317,18 +326,17 @@ def test_a_deadline_closes_the_window_by_cancel_and_a_stuck_read_harms_nobody(
 ):
     stuck = checkpoint.slice_map.slices(1, 3)[0]
     faults = Faults(stuck=overlaps(checkpoint.shards.index(stuck.shard), stuck.offset, 1))
-    with daemon_thread(model, runtime_dir, faults, read_threads=3) as daemon:
-        with engine_of(daemon, checkpoint) as engine:
-            answer = load(engine, 1, (2, 3, 5), timeout_ms=300)
-            assert [code for _, expert, code, _ in answer.errors if expert == 3] == ["CANCELLED"]
-            assert answer.slots[1] == -1
-            assert load(engine, 0, (0, 1)).errors == ()
-            faults.unstick.set()
-            time.sleep(0.1)
-            answer = load(engine, 1, (2, 3, 5))
-            assert answer.errors == ()
-            for expert, slot in zip((2, 3, 5), answer.slots, strict=True):
-                assert slot_bytes(engine, slot) == expert_bytes(checkpoint, 1, expert)
+    with served(model, checkpoint, runtime_dir, faults, read_threads=3) as (_, engine):
+        answer = load(engine, 1, (2, 3, 5), timeout_ms=300)
+        assert [code for _, expert, code, _ in answer.errors if expert == 3] == ["CANCELLED"]
+        assert answer.slots[1] == -1
+        assert load(engine, 0, (0, 1)).errors == ()
+        faults.unstick.set()
+        time.sleep(0.1)
+        answer = load(engine, 1, (2, 3, 5))
+        assert answer.errors == ()
+        for expert, slot in zip((2, 3, 5), answer.slots, strict=True):
+            assert slot_bytes(engine, slot) == expert_bytes(checkpoint, 1, expert)
 
 
 def test_a_client_that_does_not_read_is_dropped_and_the_others_are_served(daemon, checkpoint):

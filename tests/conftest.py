@@ -13,9 +13,9 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Before torch or a BLAS is loaded, here and in child processes. The models of the tests are too small
-# for several threads, and threads that spin while they wait starve the daemon beside them: on two
-# busy cores that was a hundredth of the speed.
+# Before torch or a BLAS is loaded, here and in child processes. The models of the tests are too
+# small for several threads, and threads that spin while they wait starve the daemon beside them:
+# on two busy cores that was a hundredth of the speed.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

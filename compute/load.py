@@ -45,8 +45,11 @@ def find_device(name: str) -> torch.device:
 
 def expert_shapes(checkpoint: Checkpoint) -> tuple[Shape, ...]:
     """Return (out, bytes a row) of each piece of an expert, in the order of PIECES."""
-    slices = checkpoint.slice_map.slices(0, 0)
-    return tuple((piece.shape[0], piece.n_bytes // piece.shape[0]) for piece in slices)
+    layout = checkpoint.slice_map.layouts[0]
+    return tuple(
+        (piece.shape[0], n_bytes // piece.shape[0]) if n_bytes else (0, 0)
+        for piece, n_bytes in zip(layout.pieces, layout.image.piece_bytes, strict=True)
+    )
 
 
 def find_context(checkpoint: Checkpoint, config: ComputeConfig) -> int:

@@ -7,19 +7,24 @@ of its pieces' bytes in that order, without padding. gate = w1, up = w3, down = 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .block_sizes import BLOCK_TYPE_OF_NAME
 from .model_config import ModelConfig
+from .safetensors_header import DTYPE_BITS
 from .safetensors_index import Shard, TensorEntry, dtype_bytes
 from .tensor_table import ExpectedTensor, expert_piece_names, expert_pieces
 
 PIECES = ("gate", "gate_scale", "up", "up_scale", "down", "down_scale")
 PIECE_ALIGN = 256
 SLOT_ALIGN = 4096
+RECORD = "record"  # the piece of a slice that is a whole slot image, or a part of one
+FP4 = "FP4"  # name of the official format: I8 matrix, F8_E8M0 scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +55,52 @@ class SlotImage:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertLayout:
+    """What an expert of one layer is made of, and where that stands in a slot."""
+
+    pieces: tuple[ExpectedTensor, ...]  # dtype and shape, parallel to PIECES; (0,) for an empty one
+    image: SlotImage
+
+    @classmethod
+    def of_pieces(cls, pieces: Sequence[ExpectedTensor]) -> ExpertLayout:
+        """Place pieces of these dtypes and shapes; a block format's shape counts values."""
+        sizes = tuple(piece_bytes(piece.dtype, piece.shape) for piece in pieces)
+        return cls(tuple(pieces), SlotImage.of_pieces(sizes))
+
+    @property
+    def formats(self) -> tuple[str, str, str]:
+        """Format of gate, up and down: "FP4", or a GGUF block type such as "Q2_K"."""
+        gate, up, down = (
+            FP4 if self.image.piece_bytes[number + 1] else self.pieces[number].dtype
+            for number in (0, 2, 4)
+        )
+        return gate, up, down
+
+    @property
+    def format(self) -> str:
+        """The formats as one name: "FP4", "Q2_K/Q3_K" (gate and up, down), "Q2_K/Q4_K/Q3_K"."""
+        gate, up, down = self.formats
+        if gate != up:
+            return f"{gate}/{up}/{down}"
+        return gate if gate == down else f"{gate}/{down}"
+
+
+def piece_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes of a safetensors dtype or a GGUF block type; ValueError on part of a block.
+
+    The shape counts values, but for safetensors dtypes that pack several into one element.
+    """
+    if dtype in DTYPE_BITS:
+        return dtype_bytes(dtype, shape)
+    block = BLOCK_TYPE_OF_NAME[dtype]
+    if shape and shape[-1] % block.n_values:
+        raise ValueError(f"{dtype}: a row is a multiple of {block.n_values} values, got {shape}")
+    return math.prod(shape) // block.n_values * block.n_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
-    """One piece of one expert: bytes at `offset` of the shard go to `slot_offset` of a slot."""
+    """Bytes at `offset` of the shard that go to `slot_offset` of a slot: a piece, or a RECORD."""
 
     shard: Shard
     offset: int
@@ -90,21 +139,22 @@ class EngramTable:
 
 
 class SliceMap:
-    """Key to slices, kept as two arrays: 1.1 MB for the real model's 92,160 slices."""
+    """Key to slices, kept as two arrays: 1.1 MB for the real model's 92,160 slices.
+
+    `image` is the largest layer's; `layouts` has each layer's own.
+    """
 
     def __init__(
         self,
         config: ModelConfig,
-        pieces: tuple[ExpectedTensor, ...],  # dtype and shape of each piece, parallel to PIECES
+        layouts: tuple[ExpertLayout, ...],  # one a layer
         shards: tuple[Shard, ...],
         shard_numbers: NDArray[np.int32],  # [n_layers, n_experts, 6], position in `shards`
         offsets: NDArray[np.int64],  # [n_layers, n_experts, 6], from the start of the file
     ) -> None:
         self.config = config
-        self.pieces = pieces
-        self.image = SlotImage.of_pieces(
-            tuple(dtype_bytes(piece.dtype, piece.shape) for piece in pieces)
-        )
+        self.layouts = layouts
+        self.image = max((layout.image for layout in layouts), key=lambda image: image.slot_bytes)
         self.shards = shards
         self.shard_numbers = shard_numbers
         self.offsets = offsets
@@ -126,22 +176,20 @@ class SliceMap:
         offsets = np.array([row.offset for row in rows], np.int64).reshape(size)
         numbers.flags.writeable = False
         offsets.flags.writeable = False
-        return cls(config, expert_pieces(config), shards, numbers, offsets)
+        layout = ExpertLayout.of_pieces(expert_pieces(config))
+        return cls(config, (layout,) * config.n_layers, shards, numbers, offsets)
 
     def slices(self, layer: int, expert: int) -> tuple[Slice, ...]:
-        """Return one expert's slices in the order of PIECES, empty pieces left out.
+        """Return what fills a slot with one expert: its pieces in the order of PIECES.
 
-        Raises ValueError on a layer or expert that the model does not have.
+        Empty pieces are left out. Of an expert pack it is one RECORD, or one's parts on several
+        drives. Raises ValueError on a layer or expert that the model does not have.
         """
-        config = self.config
-        if not (0 <= layer < config.n_layers and 0 <= expert < config.n_experts):
-            raise ValueError(
-                f"layer {layer} expert {expert}: the model has {config.n_layers} layers "
-                f"of {config.n_experts} experts"
-            )
+        self._check_key(layer, expert)
         numbers = self.shard_numbers[layer, expert].tolist()
         offsets = self.offsets[layer, expert].tolist()
-        image = self.image
+        layout = self.layouts[layer]
+        image = layout.image
         return tuple(
             Slice(
                 shard=self.shards[numbers[number]],
@@ -152,9 +200,22 @@ class SliceMap:
                 slot_offset=image.piece_offsets[number],
                 piece=PIECES[number],
             )
-            for number, piece in enumerate(self.pieces)
+            for number, piece in enumerate(layout.pieces)
             if image.piece_bytes[number]
         )
+
+    def mirror_slices(self, layer: int, expert: int) -> tuple[Slice, ...]:
+        """Return another place of the same bytes, () where there is none."""
+        self._check_key(layer, expert)
+        return ()
+
+    def _check_key(self, layer: int, expert: int) -> None:
+        config = self.config
+        if not (0 <= layer < config.n_layers and 0 <= expert < config.n_experts):
+            raise ValueError(
+                f"layer {layer} expert {expert}: the model has {config.n_layers} layers "
+                f"of {config.n_experts} experts"
+            )
 
 
 def _rounded_up(number: int, multiple: int) -> int:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from compute.model.sources import ExpertMatrices
 from protocol.files.checkpoint import Checkpoint
-from protocol.files.slice_map import PIECES
 
 
 class LocalSources:
@@ -57,11 +56,17 @@ class LocalSources:
     def _expert(self, layer: int, expert: int) -> ExpertMatrices:
         key = (layer, expert)
         if key not in self._experts:
-            pieces = {
-                piece.piece: _read(piece.shard.path, piece.offset, piece.n_bytes).view(piece.shape)
-                for piece in self.checkpoint.slice_map.slices(layer, expert)
-            }
-            self._experts[key] = ExpertMatrices(*(pieces[name] for name in PIECES))
+            slice_map = self.checkpoint.slice_map
+            layout = slice_map.layouts[layer]
+            slot = torch.zeros(layout.image.slot_bytes, dtype=torch.uint8)
+            for part in slice_map.slices(layer, expert):
+                read = _read(part.shard.path, part.offset, part.n_bytes)
+                slot[part.slot_offset : part.slot_offset + part.n_bytes] = read
+            image = layout.image
+            places = zip(layout.pieces, image.piece_offsets, image.piece_bytes, strict=True)
+            self._experts[key] = ExpertMatrices(
+                *(slot[at : at + n].view(piece.shape[0], -1 if n else 0) for piece, at, n in places)
+            )
         return self._experts[key]
 
     def _read_table(self, table: int) -> Tensor:

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from protocol.files.checkpoint import open_checkpoint
 from protocol.files.model_config import parse_model_config
 from protocol.files.safetensors_index import Shard, TensorEntry, dtype_bytes
-from protocol.files.slice_map import PIECE_ALIGN, PIECES, SLOT_ALIGN, SliceMap, SlotImage
+from protocol.files.slice_map import (
+    PIECE_ALIGN,
+    PIECES,
+    SLOT_ALIGN,
+    ExpertLayout,
+    SliceMap,
+    SlotImage,
+)
 from protocol.files.tensor_table import expert_tensors
 from tests.support.fake_checkpoint import fake_config, fake_tensors, write_fake_checkpoint
 from tests.support.released_config import released_config
@@ -100,9 +107,10 @@ def test_an_empty_piece_is_left_out() -> None:
     experts = expert_tensors(config)
     pieces = tuple(experts.values())
     no_scale = type(pieces[0])("F8_E8M0", (0,), "expert")
+    layout = ExpertLayout.of_pieces((pieces[0], no_scale, pieces[2], no_scale, pieces[4], no_scale))
     slice_map = SliceMap(
         config,
-        (pieces[0], no_scale, pieces[2], no_scale, pieces[4], no_scale),
+        (layout,),
         (Shard(Path("one"), 1 << 20),),
         np.zeros((1, 1, 6), np.int32),
         np.zeros((1, 1, 6), np.int64),

@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from types import TracebackType
 
 from protocol.arena.handover import listen_descriptors
 from protocol.errors import HeadraceError
@@ -16,6 +17,7 @@ from .config import load_config
 from .daemon import Daemon, WrapSource
 from .log import log
 
+EXIT_BUG = 70
 SWITCH_INTERVAL_S = 1e-4  # a reader that holds the interpreter lock gives it up to the loop soon
 
 
@@ -38,10 +40,17 @@ def _end_on_bug(caught: threading.ExceptHookArgs) -> None:
     """A reader that died of a bug would keep its slot for ever: end, to be started again."""
     traceback.print_exception(caught.exc_type, caught.exc_value, caught.exc_traceback)
     log("a thread has failed: the daemon ends")
-    os._exit(70)
+    os._exit(EXIT_BUG)
+
+
+def _end(kind: type[BaseException], caught: BaseException, trace: TracebackType | None) -> None:
+    """End by a bug on the main thread, whatever the other threads do."""
+    traceback.print_exception(kind, caught, trace)
+    os._exit(EXIT_BUG)
 
 
 if __name__ == "__main__":
+    sys.excepthook = _end
     status = main(sys.argv[1:])
     sys.stderr.flush()
     os._exit(status)  # a read that never returns must not keep the process

@@ -58,6 +58,7 @@ class Arena:
     memory: Bytes  # the whole mapping, u8
     is_adopted: bool  # slots of a predecessor are in it
     engine_pid: int  # of a living process that may still read it, 0 where there is none
+    is_passed_on: bool = False  # its holder has the descriptor already
 
     def slot(self, slot: int) -> Bytes:
         """One slot's bytes, writable."""
@@ -142,10 +143,13 @@ def open_arena(planned: PlannedArena, fingerprint: bytes, passed: int | None) ->
     if passed is not None:
         try:
             check_sealed(passed)
-            return _take_over(planned, fingerprint, passed)
+            arena = _take_over(planned, fingerprint, passed)
         except (ProtocolError, OSError) as error:
             log(f"the arena passed on is given up: {error}")
             os.close(passed)
+        else:
+            arena.is_passed_on = True
+            return arena
     descriptor = create_arena(planned.layout.n_bytes)
     return _initialise(planned, fingerprint, descriptor, generation=1, engine_pid=0)
 

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import os
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 import uvloop
 
@@ -71,6 +73,8 @@ class Daemon:
         self._threads = ReaderThreads(config.read_threads, MAX_WINDOW_BYTES + 2 * MAX_ALIGNMENT)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._loop = uvloop.new_event_loop()
+        self._loop.set_exception_handler(self._end_on_bug)
+        self._bug: BaseException | None = None
         works = self._make_works(config, checkpoint, planned)
         self.cache = works.loading.cache
         self._server = Server(config, self._loop, works)
@@ -78,7 +82,10 @@ class Daemon:
         log(f"{describe(self._arena)}; ready after {time.monotonic() - began:.3f} s")
 
     def run(self, *, stop_on_signals: bool = False) -> None:
-        """Serve until `stop`, or SIGTERM or SIGINT; then finish what is being read, if quick."""
+        """Serve until `stop`, or SIGTERM or SIGINT; then finish what is being read, if quick.
+
+        Raises what was raised on the loop, which only a bug can bring about.
+        """
         gc.collect()
         gc.freeze()
         self._loop.call_soon(self._begin, stop_on_signals)
@@ -86,6 +93,8 @@ class Daemon:
             self._loop.run_forever()
         finally:
             self._finish()
+        if self._bug is not None:
+            raise self._bug
 
     def stop(self) -> None:
         """End `run`; may be called from any thread, and after the end."""
@@ -123,6 +132,12 @@ class Daemon:
             },
         )
 
+    def _end_on_bug(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """End `run` by what no client may bring about: a successor takes over the arena."""
+        caught = context.get("exception")
+        self._bug = self._bug or caught or RuntimeError(str(context.get("message")))
+        self._loop.stop()
+
     def _signal(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
             os.eventfd_write(self._wake, 1)
@@ -138,7 +153,9 @@ class Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(number, self._loop.stop)
         identity = self._arena.identity
-        notify("FDSTORE=1\nFDNAME=" + ARENA_NAME, [self._arena.descriptor])
+        if not self._arena.is_passed_on:
+            notify("FDSTOREREMOVE=1\nFDNAME=" + ARENA_NAME)
+            notify("FDSTORE=1\nFDNAME=" + ARENA_NAME, [self._arena.descriptor])
         notify(f"READY=1\nSTATUS=serving, generation {identity.daemon_generation}")
 
     def _finish(self) -> None:

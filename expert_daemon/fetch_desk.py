@@ -66,7 +66,7 @@ class FetchDesk:
             self._outbox.send(session, Busy(answer.request, RETRY_MS))
             return
         leases = tuple((one.layer, one.expert, one.slot, one.generation) for one in answer.leases)
-        errors = tuple(key_fault(fault) for fault in answer.errors)
+        errors = tuple(sorted(key_fault(fault) for fault in answer.errors))
         self._outbox.send(session, Leased(answer.request, leases, errors))
 
     def client_gone(self, session: Session) -> None:

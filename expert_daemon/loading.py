@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 from .arena import Arena
 from .cache import SlotCache
+from .log import log
 from .metrics import Counters
 from .outcome import FetchAnswer, Load, WindowAnswer
 from .reader import ExpertRead, ExpertReader, ReadResult
 from .reader_threads import Lane
+
+SLOW_READ_NS = 2_000_000_000
 
 
 @dataclass(slots=True)
@@ -73,6 +76,9 @@ class ExpertLoading:
 
     def _count(self, result: ReadResult, read: ExpertRead) -> None:
         counters = self._counters
+        if result.read_ns > SLOW_READ_NS:
+            layer, expert = result.key
+            log(f"layer {layer} expert {expert}: read in {result.read_ns / 1e9:.1f} s")
         if result.code:
             counters.read_errors += 1
             return

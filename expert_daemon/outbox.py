@@ -28,8 +28,11 @@ class Outbox:
 
     def send(self, session: Session, message: Message) -> None:
         """Send to a session's client."""
+        if session.is_lost:
+            return
         frame = encode(message, session.number, self._generation)
         if not self._router.send(session.route, frame):
+            session.is_lost = True
             self._counters.clients_dropped += 1
             log(f"session {session.number} (pid {session.pid}) does not read: dropped")
             self._lost(session)

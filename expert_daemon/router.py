@@ -9,6 +9,7 @@ Invariants: one thread; a send never waits, and a client that cannot be sent to 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,9 @@ from protocol.wire.sockets import open_router
 if TYPE_CHECKING:
     from protocol.wire.sockets import Context
 
-MAX_FRAMES_AT_ONCE = 128  # then the loop's other work has its turn
+MAX_FRAMES_AT_ONCE = 32  # then the loop's other work has its turn
+# A full pipe may only mean that ZeroMQ's own thread has not run on a busy machine.
+SEND_PAUSES_S = (0.0, 0.0002, 0.001, 0.0)
 
 
 class Router:
@@ -48,13 +51,18 @@ class Router:
 
     def send(self, route: bytes, frame: bytes) -> bool:
         """Send one frame to one client; False where it is gone or does not read."""
-        try:
-            self._socket.send_multipart((route, frame), zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
-                raise
-            return False
-        return True
+        for pause in SEND_PAUSES_S:
+            try:
+                self._socket.send_multipart((route, frame), zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                if error.errno == zmq.EHOSTUNREACH:
+                    return False
+                if error.errno != zmq.EAGAIN:
+                    raise
+                time.sleep(pause)
+            else:
+                return True
+        return False
 
     def look_again(self) -> None:
         """Call after sends outside of `receive`: they may have used up the descriptor's edge."""

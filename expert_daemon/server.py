@@ -128,6 +128,7 @@ class Server:
             messages.Hint: Rule(_pass_over, "engine"),
             messages.Dropped: Rule(_pass_over, "engine"),
             messages.Warm: Rule(_pass_over),
+            messages.Pong: Rule(_pass_over),
         }
 
     def _receive(self, route: bytes, frames: list[bytes]) -> None:

@@ -18,6 +18,7 @@ class Session:
     role: str
     pid: int
     is_attached: bool = False  # it holds a descriptor connection, its sign of life
+    is_lost: bool = False  # it could not be sent to and is about to be ended
     may_read: bool = False  # an engine that holds the arena, or held it before
     sent_version: int = 0  # table version that an engine has been told
 

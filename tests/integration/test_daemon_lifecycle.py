@@ -145,7 +145,7 @@ def test_a_second_daemon_is_refused_naming_the_first(daemon, model, checkpoint, 
     base = ("--model", model, "--runtime-dir", runtime_dir, "--state-dir", runtime_dir / "s")
     result = run_daemon(*base)
     assert result.returncode == 1
-    assert f"pid {daemon.process.pid}" in result.stderr
+    assert f"pid {daemon.pid}" in result.stderr
     with engine_of(runtime_dir, checkpoint) as engine:
         load(engine, 0, (1, 2))
 

@@ -9,15 +9,15 @@ import time
 
 import numpy as np
 import pytest
-import zmq
 
 from protocol.errors import DaemonBusy, DaemonLost, ProtocolError, ShardError
 from protocol.files.checkpoint import open_checkpoint
 from protocol.wire import messages as m
 from protocol.wire.client import ExpertClient
-from protocol.wire.codec import decode, encode
+from protocol.wire.codec import encode
 from tests.support.fake_checkpoint import write_fake_checkpoint
 from tests.support.faulty_source import Faults, overlaps
+from tests.support.raw_client import RawClient, hello
 from tests.support.running_daemon import daemon_thread, smallest_arena
 from tests.support.shard_bytes import expert_bytes, slot_bytes, table_rows
 
@@ -165,50 +165,9 @@ def test_an_engine_that_may_pick_more_than_the_arena_was_planned_for_is_refused(
         ExpertClient(daemon.runtime_dir, "engine", checkpoint.fingerprint, TOP_K + 1)
 
 
-class Raw:
-    """A bare DEALER, for frames that the client library would not send."""
-
-    def __init__(self, runtime_dir):
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.connect(f"ipc://{runtime_dir}/expertd.sock")
-
-    def send(self, *frames):
-        self._socket.send_multipart(frames)
-
-    def ask(self, frame, timeout=5000):
-        self.send(frame)
-        return self.answer(timeout)
-
-    def answer(self, timeout=5000):
-        if not self._socket.poll(timeout):
-            return None
-        return decode(self._socket.recv()).message
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._socket.close()
-        self._context.term()
-
-
-def hello(checkpoint, **changes):
-    fields = {
-        "version": m.PROTOCOL_VERSION,
-        "role": "reader",
-        "fingerprint": checkpoint.fingerprint,
-        "arena_id": b"",
-        "top_k_batch": 0,
-        "pid": os.getpid(),
-    }
-    return encode(m.Hello(**(fields | changes)))
-
-
 def test_another_protocol_version_is_refused_with_both_sides_named(daemon, checkpoint):
-    with Raw(daemon.runtime_dir) as raw:
-        answer = raw.ask(hello(checkpoint, version=(9, 1)))
+    with RawClient(daemon.runtime_dir) as raw:
+        answer = raw.ask(hello(version=(9, 1)))
     assert isinstance(answer, m.Refused)
     assert answer.reason == "version"
     assert "(9, 1)" in answer.text
@@ -216,10 +175,10 @@ def test_another_protocol_version_is_refused_with_both_sides_named(daemon, check
 
 
 def test_messages_before_hello_and_of_another_session_are_refused(daemon, checkpoint):
-    with Raw(daemon.runtime_dir) as raw:
+    with RawClient(daemon.runtime_dir) as raw:
         assert raw.ask(encode(m.Stats(1), 0, 0)).reason == "hello_first"
         assert raw.ask(encode(m.Stats(1), 1, 1)).reason == "hello_first"
-        welcome = raw.ask(hello(checkpoint))
+        welcome = raw.ask(hello())
         session, generation = welcome.session, welcome.generation
         assert isinstance(raw.ask(encode(m.Stats(2), session, generation)), m.StatList)
         assert raw.ask(encode(m.Stats(3), session, generation + 1)).reason == "stale"
@@ -230,8 +189,10 @@ def test_messages_before_hello_and_of_another_session_are_refused(daemon, checkp
 
 
 def test_an_engine_that_never_attaches_makes_room(daemon, checkpoint):
-    with Raw(daemon.runtime_dir) as raw:
-        welcome = raw.ask(hello(checkpoint, role="engine", top_k_batch=1, pid=1))
+    with RawClient(daemon.runtime_dir) as raw:
+        welcome = raw.ask(
+            hello(fingerprint=checkpoint.fingerprint, role="engine", top_k_batch=1, pid=1)
+        )
         assert isinstance(welcome, m.Welcome)
         with pytest.raises(DaemonBusy, match=r"pid 1\)"):
             engine_of(daemon, checkpoint, hello_ms=200)
@@ -340,9 +301,9 @@ def test_a_deadline_closes_the_window_by_cancel_and_a_stuck_read_harms_nobody(
 
 
 def test_a_client_that_does_not_read_is_dropped_and_the_others_are_served(daemon, checkpoint):
-    with Raw(daemon.runtime_dir) as raw, ExpertClient(daemon.runtime_dir) as reader:
-        welcome = raw.ask(hello(checkpoint))
-        raw._socket.rcvhwm = 1
+    with RawClient(daemon.runtime_dir) as raw, ExpertClient(daemon.runtime_dir) as reader:
+        welcome = raw.ask(hello())
+        raw.socket.rcvhwm = 1
         frame = encode(m.Stats(1), welcome.session, welcome.generation)
         for _ in range(3000):
             raw.send(frame)

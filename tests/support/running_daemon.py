@@ -79,6 +79,15 @@ class DaemonProcess:
             os.close(self.arena)
         self.arena = descriptor
 
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def kill(self) -> None:
         """kill -9, and wait."""
         assert self.process is not None

@@ -49,6 +49,7 @@ demo: setup
 
 test: lint
 	$(bin)/pytest $(ARGS)
+	TRITON_INTERPRET=1 $(bin)/pytest -m interpreter tests/kernels
 
 accept: setup
 	$(bin)/pytest -m accept --timeout 3600 $(ARGS)

@@ -21,7 +21,16 @@ def round_fp8(x: Tensor) -> Tensor:
     s = least power of two >= max(amax, 1e-4) * f32(1 / 448); y = s * E4M3(x / s).
     Source: model specification, section 2.2, ROUND_FP8.
     """
+    codes, scale = fp8_codes(x)
+    return (codes * scale).flatten(-2)
+
+
+def fp8_codes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Split what `round_fp8` gives into E4M3 values and scales.
+
+    returns  [..., k / 32, 32] f32 on the E4M3 grid and [..., k / 32, 1] f32 powers of two
+    """
     groups = torch.unflatten(x.float(), -1, (-1, GROUP))
     amax = groups.abs().amax(-1, keepdim=True).clamp_min(_AMAX_FLOOR)
     scale = e8m0.power_of_two_at_least(amax * _RECIPROCAL)
-    return (fp8.round_to_grid(groups / scale) * scale).flatten(-2)
+    return fp8.round_to_grid(groups / scale), scale

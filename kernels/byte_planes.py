@@ -1,0 +1,74 @@
+"""A row rounded to fp8, kept as whole numbers cut into bytes, for exact products with fp4 codes."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .device import runs_kernels
+from .reference import byte_planes as reference
+
+_GROUPS_A_PROGRAM = 4
+_UNITS = tl.constexpr(512)
+_BIAS = tl.constexpr(192)
+_RECIPROCAL = tl.constexpr(0.0022321429569274187)  # 1 / 448 as f32, part of the definition
+
+
+@triton.jit
+def _byte_planes_kernel(x, planes, offsets, scales, n_groups, GROUPS: tl.constexpr):
+    row = tl.program_id(1)
+    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    mask = group < n_groups
+    half, byte = tl.arange(0, 8), tl.arange(0, 4)
+    within = half[:, None] * 4 + byte[None, :]
+    at = row * n_groups * 32 + group[:, None, None] * 32 + within[None, :, :]
+    v = tl.load(x + at, mask=mask[:, None, None], other=0.0).to(tl.float32)
+    amax = tl.maximum(tl.max(tl.max(tl.abs(v), 2), 1), 1e-4) * _RECIPROCAL
+    bits = (amax.to(tl.int32, bitcast=True) + 0x007FFFFF) & 0x7F800000
+    # A power of two's reciprocal is exact: 2^-(e - 127) has exponent field 254 - e.
+    inverse = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+    scaled = tl.minimum(tl.maximum(v * inverse[:, None, None], -448.0), 448.0)
+    binade = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    # Added and taken away again, 1.5 * 2^20 binades leave three mantissa bits below the binade.
+    magic = tl.maximum(binade, 0.015625) * 1572864.0
+    whole = (((scaled + magic) - magic) * _UNITS).to(tl.int32)
+    total = tl.sum(tl.sum(whole, 2), 1)
+    out = planes + row * n_groups * 24 + (half % 2)[None, :] * n_groups * 4
+    out += group[:, None] * 4 + (half // 2)[None, :]
+    for plane in tl.static_range(3):
+        packed = tl.sum(((whole >> (8 * plane)) & 255) << (8 * byte)[None, None, :], 2)
+        tl.store(out + plane * n_groups * 8, packed, mask=mask[:, None])
+    tl.store(offsets + row * n_groups + group, total * -_BIAS, mask=mask)
+    scale = bits.to(tl.float32, bitcast=True) * (1.0 / (2 * _UNITS))
+    tl.store(scales + row * n_groups + group, scale, mask=mask)
+
+
+def byte_planes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Round groups of 32 values to fp8 and cut each value's multiple of 2^-9 into bytes.
+
+    x        [T, k] bf16 or f32, contiguous, k a multiple of 32
+    returns  planes [T, 3, 2, k / 8] i32, offsets [T, k / 32] i32, scales [T, k / 32] f32,
+             as `reference.byte_planes` describes
+
+    Raises ValueError on a shape or dtype that differs. Bits equal `reference.byte_planes`.
+    Source: model specification, section 2.2, ROUND_FP8; the planes are ours.
+    """
+    if x.dim() != 2 or x.shape[1] % 32 or x.dtype not in {torch.bfloat16, torch.float32}:
+        raise ValueError(f"byte_planes: x is {x.dtype} {tuple(x.shape)}, wanted [T, 32 n] floats")
+    if not x.is_contiguous():
+        raise ValueError("byte_planes: x is not contiguous")
+    if not runs_kernels(x):
+        return reference.byte_planes(x)
+    rows, k = x.shape
+    n_groups = k // 32
+    planes = torch.empty((rows, 3, 2, k // 8), dtype=torch.int32, device=x.device)
+    offsets = torch.empty((rows, n_groups), dtype=torch.int32, device=x.device)
+    scales = torch.empty((rows, n_groups), dtype=torch.float32, device=x.device)
+    if rows:
+        grid = (triton.cdiv(n_groups, _GROUPS_A_PROGRAM), rows)
+        _byte_planes_kernel[grid](
+            x, planes, offsets, scales, n_groups, GROUPS=_GROUPS_A_PROGRAM, num_warps=1
+        )
+    return planes, offsets, scales

@@ -1,0 +1,30 @@
+"""Which body of an operator runs: Triton on a GPU and under its interpreter, torch elsewhere."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+from torch import Tensor
+
+
+def runs_kernels(x: Tensor) -> bool:
+    """Whether launchers run Triton on x: on a GPU, or on the CPU under Triton's interpreter."""
+    return x.is_cuda or interpreted()
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter stands in for a device (TRITON_INTERPRET=1)."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+@lru_cache(maxsize=16)
+def speaks_ptx(device: torch.device) -> bool:
+    """Whether kernels with inline PTX and explicit layouts run on this device.
+
+    They want byte dot products and byte permutes of compute capability 8.0 or newer.
+    """
+    if device.type != "cuda" or interpreted():
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -1,0 +1,229 @@
+"""The routed experts of one token over fp4 weights, wherever their slots lie.
+
+Invariants: every picked expert reads the one quantised row; an expert's gate, up and down come from
+addresses, so slots may lie in several tiers; sums over experts run in plan order in f32. Products
+are exact whole numbers (`fp4_words.py`); only the sums over groups of 32 round.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .byte_planes import byte_planes
+from .device import runs_kernels, speaks_ptx
+from .formats.fp4_expert import Fp4Shape
+from .fp4_words import plain_word_dot
+from .reference import routed_m1 as reference
+
+
+@triton.jit
+def _bf16_bits(v, BF16: tl.constexpr):
+    # Round to the nearest bf16, ties to even, on the bits: the interpreter's cast truncates.
+    if BF16:
+        bits = v.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        v = bits.to(tl.float32, bitcast=True)
+    return v
+
+
+@triton.jit
+def _scale_bits(code):
+    # 2^(code - 127); code 0 is subnormal and a shift alone would lose it.
+    code = code.to(tl.int32)
+    return tl.where(code == 0, 0x00400000, code << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _plain_rows(
+    matrix, matrix_scales, planes, offsets, scales, rows, GROUPS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Return [len(rows)] f32: rows of an fp4 matrix times one row of byte planes."""
+    total = tl.zeros([rows.shape[0], BLOCK], tl.float32)
+    for start in range(0, GROUPS, BLOCK):
+        group = start + tl.arange(0, BLOCK)
+        at = group[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+        inside = (group < GROUPS)[None, :]
+        within = inside[:, :, None]
+        word = tl.load(matrix + rows[:, None, None] * GROUPS * 4 + at, mask=within, other=0)
+        stride: tl.constexpr = GROUPS * 4
+        p0 = tl.load(planes + at, mask=within, other=0)
+        p1 = tl.load(planes + stride + at, mask=within, other=0)
+        p2 = tl.load(planes + 2 * stride + at, mask=within, other=0)
+        p3 = tl.load(planes + 3 * stride + at, mask=within, other=0)
+        p4 = tl.load(planes + 4 * stride + at, mask=within, other=0)
+        p5 = tl.load(planes + 5 * stride + at, mask=within, other=0)
+        whole = tl.sum(plain_word_dot(word, p0, p1, p2, p3, p4, p5), 2)
+        whole += tl.load(offsets + group, mask=group < GROUPS, other=0)[None, :]
+        code = tl.load(
+            matrix_scales + rows[:, None] * GROUPS + group[None, :], mask=inside, other=0
+        )
+        scale = tl.load(scales + group, mask=group < GROUPS, other=0.0)[None, :]
+        total += whole.to(tl.float32) * (_scale_bits(code) * scale)
+    return tl.sum(total, 1)
+
+
+@triton.jit
+def _gate_up_kernel(
+    pointers,
+    weights,
+    planes,
+    offsets,
+    scales,
+    activated,
+    n_experts,
+    limit,
+    GATE_SCALE: tl.constexpr,
+    UP_SCALE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    expert = tl.program_id(1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    gate_at, up_at = tl.load(pointers + expert), tl.load(pointers + n_experts + expert)
+    gate = _plain_rows(
+        gate_at.to(tl.pointer_type(tl.int32)),
+        (gate_at + GATE_SCALE).to(tl.pointer_type(tl.uint8)),
+        planes, offsets, scales, rows, GROUPS, BLOCK,
+    )  # fmt: skip
+    up = _plain_rows(
+        up_at.to(tl.pointer_type(tl.int32)),
+        (up_at + UP_SCALE).to(tl.pointer_type(tl.uint8)),
+        planes, offsets, scales, rows, GROUPS, BLOCK,
+    )  # fmt: skip
+    gate = tl.minimum(_bf16_bits(gate, BF16), limit)
+    up = tl.minimum(tl.maximum(_bf16_bits(up, BF16), -limit), limit)
+    # exp of a negative number never overflows; the sigmoid of the two signs are complements.
+    small = tl.exp(-tl.abs(gate))
+    sigmoid = tl.where(gate < 0.0, small, 1.0) / (1.0 + small)
+    value = gate * sigmoid * up * tl.load(weights + expert)
+    tl.store(activated + expert * WIDTH + rows, _bf16_bits(value, BF16))
+
+
+@triton.jit
+def _down_kernel(
+    pointers,
+    planes,
+    offsets,
+    scales,
+    out,
+    n_experts,
+    DOWN_SCALE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    expert = tl.program_id(1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.load(pointers + 2 * n_experts + expert)
+    y = _plain_rows(
+        at.to(tl.pointer_type(tl.int32)),
+        (at + DOWN_SCALE).to(tl.pointer_type(tl.uint8)),
+        planes + expert * GROUPS * 24,
+        offsets + expert * GROUPS,
+        scales + expert * GROUPS,
+        rows, GROUPS, BLOCK,
+    )  # fmt: skip
+    tl.store(out + expert * HIDDEN + rows, _bf16_bits(y, BF16))
+
+
+@triton.jit
+def _plan_sum_kernel(parts, out, n_experts, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for expert in range(n_experts):  # plan order decides bits
+        total += tl.load(parts + expert * HIDDEN + at, mask=at < HIDDEN, other=0.0)
+    tl.store(out + at, total, mask=at < HIDDEN)
+
+
+def routed_m1(
+    x: Tensor,
+    pointers: Tensor,
+    weights: Tensor,
+    shape: Fp4Shape,
+    limit: float,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    plain: bool = False,
+) -> Tensor:
+    """Sum one token's experts in plan order: sum over e of w2(weight * act(w1 x, w3 x)).
+
+    x         [1, hidden] bf16 or f32
+    pointers  [3, K] i64 addresses of gate, up and down, experts in plan order
+    weights   [K] f32 routing weights in plan order
+    dtype     what each product is rounded to: bf16 or f32
+    plain     takes the bodies without inline PTX on a GPU too, for comparison
+    returns   [hidden] f32
+
+    Raises ValueError on a shape or dtype that differs. Within 2e-6 (relative, f32) of
+    `reference.routed_m1`; where `dtype` is bf16 a product on a rounding tie may move by one ulp.
+    Source: model specification, section 3.7.
+    """
+    _check(x, pointers, weights, shape)
+    if not runs_kernels(x):
+        return reference.routed_m1(x, pointers, weights, shape, limit, dtype)
+    n_experts = weights.shape[0]
+    activated = torch.empty((n_experts, shape.width), dtype=torch.float32, device=x.device)
+    parts = torch.empty((n_experts, shape.hidden), dtype=torch.float32, device=x.device)
+    out = torch.empty(shape.hidden, dtype=torch.float32, device=x.device)
+    launch = _launch_plain
+    if speaks_ptx(x.device) and not plain:
+        from .routed_m1_layouts import launch_layouts  # noqa: PLC0415  wants a GPU's compiler
+
+        launch = launch_layouts
+    launch(pointers, weights, byte_planes(x), activated, None, shape, limit, dtype)
+    launch(pointers, weights, byte_planes(activated), None, parts, shape, limit, dtype)
+    block = 256
+    grid = (triton.cdiv(shape.hidden, block),)
+    _plan_sum_kernel[grid](parts, out, n_experts, HIDDEN=shape.hidden, BLOCK=block)
+    return out
+
+
+def _launch_plain(
+    pointers: Tensor,
+    weights: Tensor,
+    row: tuple[Tensor, Tensor, Tensor],
+    activated: Tensor | None,
+    parts: Tensor | None,
+    shape: Fp4Shape,
+    limit: float,
+    dtype: torch.dtype,
+) -> None:
+    """Run gate and up into `activated`, or down into `parts`, whichever is given."""
+    n_experts = weights.shape[0]
+    bf16 = dtype == torch.bfloat16
+    options: dict[str, Any] = {"ROWS": 32, "BLOCK": 8, "BF16": bf16, "num_warps": 4}
+    if activated is not None:
+        _gate_up_kernel[(shape.width // 32, n_experts)](
+            pointers, weights, *row, activated, n_experts, limit,
+            GATE_SCALE=shape.gate_scale, UP_SCALE=shape.up_scale, GROUPS=shape.hidden // 32,
+            WIDTH=shape.width, **options,
+        )  # fmt: skip
+    if parts is not None:
+        _down_kernel[(shape.hidden // 32, n_experts)](
+            pointers, *row, parts, n_experts,
+            DOWN_SCALE=shape.down_scale, GROUPS=shape.width // 32, HIDDEN=shape.hidden, **options,
+        )  # fmt: skip
+
+
+def _check(x: Tensor, pointers: Tensor, weights: Tensor, shape: Fp4Shape) -> None:
+    if tuple(x.shape) != (1, shape.hidden):
+        raise ValueError(f"routed_m1: x is {tuple(x.shape)}, wanted {(1, shape.hidden)}")
+    if shape.hidden % 32 or shape.width % 32:
+        raise ValueError(f"routed_m1: {shape.hidden} x {shape.width} are no multiples of 32")
+    if pointers.dtype != torch.int64 or tuple(pointers.shape) != (3, weights.shape[0]):
+        raise ValueError(
+            f"routed_m1: pointers are {pointers.dtype} {tuple(pointers.shape)}, "
+            f"wanted int64 {(3, weights.shape[0])}"
+        )
+    if weights.dtype != torch.float32 or not pointers.is_contiguous():
+        raise ValueError("routed_m1: weights are f32, pointers contiguous")

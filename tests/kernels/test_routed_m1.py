@@ -1,0 +1,137 @@
+"""The routed experts of one token: kernels against their reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import byte_planes, routed_m1
+from kernels.formats import fp4
+from kernels.formats.fp4_expert import Fp4Shape
+from kernels.reference import byte_planes as reference_planes
+from kernels.reference import round_fp8
+from kernels.reference import routed_m1 as reference
+
+LIMIT = 10.0
+
+
+def shape_of(hidden: int, width: int) -> Fp4Shape:
+    matrix = width * hidden // 2
+    return Fp4Shape(hidden, width, matrix, matrix, matrix)
+
+
+def fake_experts(
+    shape: Fp4Shape, n_experts: int, device: str, seed: int = 0, low: int = 118, high: int = 124
+) -> tuple[Tensor, Tensor]:
+    """Return slots [n, bytes] u8 of random codes and the pointer table [3, n] into them."""
+    generator = torch.Generator().manual_seed(seed)
+    codes, scales = shape.width * shape.hidden // 2, shape.width * shape.hidden // 32
+    piece = codes + scales
+    slots = torch.randint(0, 256, (n_experts, 3 * piece), dtype=torch.uint8, generator=generator)
+    for matrix in range(3):
+        at = matrix * piece + codes
+        bytes_ = torch.randint(
+            low, high, (n_experts, scales), dtype=torch.uint8, generator=generator
+        )
+        slots[:, at : at + scales] = bytes_
+    slots = slots.to(device)
+    starts = slots.data_ptr() + torch.arange(n_experts) * slots.shape[1]
+    return slots, torch.stack([starts + matrix * piece for matrix in range(3)]).to(device)
+
+
+def on_the_cpu(slots: Tensor, pointers: Tensor) -> tuple[Tensor, Tensor]:
+    host = slots.cpu()
+    return host, pointers.cpu() - slots.data_ptr() + host.data_ptr()
+
+
+def body(device: str, *, plain: bool = False) -> dict[str, bool]:
+    return {"plain": plain} if device == "cuda" else {}
+
+
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.interpreter),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows", [1, 2, 8, 9, 33])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_byte_planes_equal_their_reference_bit_for_bit(
+    device: str, rows: int, dtype: torch.dtype
+) -> None:
+    x = torch.randn(rows, 7 * 32, generator=torch.Generator().manual_seed(rows))
+    x[0, :32] = 0
+    x[-1, 32:64] *= 1e30
+    x[-1, 64:96] *= 1e-9
+    x = x.to(dtype)
+    wanted = reference_planes.byte_planes(x)
+    found = byte_planes.byte_planes(x.to(device))
+    for found_part, wanted_part in zip(found, wanted, strict=True):
+        assert torch.equal(found_part.cpu(), wanted_part)
+
+
+def test_byte_planes_hold_what_fp8_rounding_gives() -> None:
+    x = torch.randn(3, 96, generator=torch.Generator().manual_seed(1))
+    planes, offsets, scales = reference_planes.byte_planes(x)
+    shifts = torch.arange(0, 32, 8, dtype=torch.int32)
+    parts = (planes.unsqueeze(-1) >> shifts) & 255
+    signed = torch.where(parts[:, 2] > 127, parts[:, 2] - 256, parts[:, 2])
+    whole = (parts[:, 0] + (parts[:, 1] << 8) + (signed << 16)).transpose(1, 2).reshape(3, 3, 32)
+    values = (whole * 2 * scales.unsqueeze(-1)).flatten(1)
+    assert torch.equal(values, round_fp8.round_fp8(x))
+    assert torch.equal(offsets, (-192 * whole.sum(-1)).int())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("hidden", "width", "n_experts"), [(64, 32, 1), (256, 64, 6), (160, 96, 3)]
+)
+@pytest.mark.parametrize("plain", [False, True])
+def test_routed_experts_of_one_token_equal_their_reference(
+    device: str, hidden: int, width: int, n_experts: int, *, plain: bool
+) -> None:
+    shape = shape_of(hidden, width)
+    slots, pointers = fake_experts(shape, n_experts, device)
+    generator = torch.Generator().manual_seed(2)
+    x, weights = torch.randn(1, hidden, generator=generator), torch.rand(n_experts)
+    found = routed_m1.routed_m1(
+        x.to(device), pointers, weights.to(device), shape, LIMIT, dtype=torch.float32,
+        **body(device, plain=plain),
+    )  # fmt: skip
+    _, host = on_the_cpu(slots, pointers)
+    wanted = reference.routed_m1(x, host, weights, shape, LIMIT, torch.float32)
+    # The activation is rounded to fp8 between the products: a tie may fall the other way.
+    assert (found.cpu() - wanted).norm() <= 2e-3 * wanted.norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_extreme_scales_and_values_beyond_the_clamp_stay_right(device: str) -> None:
+    shape = shape_of(64, 32)
+    slots, pointers = fake_experts(shape, 2, device, low=0, high=140)
+    x, weights = 50 * torch.randn(1, 64), torch.rand(2)
+    found = routed_m1.routed_m1(
+        x.to(device), pointers, weights.to(device), shape, LIMIT, dtype=torch.float32
+    )
+    _, host = on_the_cpu(slots, pointers)
+    wanted = reference.routed_m1(x, host, weights, shape, LIMIT, torch.float32)
+    assert (found.cpu() - wanted).norm() <= 2e-3 * wanted.norm()
+
+
+def test_the_reference_reads_the_codes_that_the_format_defines() -> None:
+    shape = shape_of(64, 32)
+    slots, pointers = fake_experts(shape, 1, "cpu")
+    gate = fp4.dequantise(slots[0, : 32 * 32].view(32, 32), slots[0, 32 * 32 : 32 * 34].view(32, 2))
+    up_at = int(pointers[1, 0] - pointers[0, 0])
+    assert up_at == 32 * 34
+    assert gate.abs().max() <= 6 * 2.0 ** (123 - 127)
+
+
+def test_a_shape_that_differs_is_refused() -> None:
+    shape = shape_of(64, 32)
+    _, pointers = fake_experts(shape, 2, "cpu")
+    with pytest.raises(ValueError, match="x is"):
+        routed_m1.routed_m1(torch.zeros(1, 32), pointers, torch.zeros(2), shape, LIMIT)
+    with pytest.raises(ValueError, match="pointers"):
+        routed_m1.routed_m1(torch.zeros(1, 64), pointers, torch.zeros(3), shape, LIMIT)

@@ -35,7 +35,7 @@ class ComputeConfig:
         None  # tokens, prompt included; None: DEFAULT_CONTEXT or the model's limit
     )
     chunk: int = 512  # prompt tokens a forward
-    threads: int = 0  # CPU threads of one operator; 0: the library's choice
+    threads: int = 0  # CPU threads of one operator; 0: one for a small model, else all cores
     arena: int | None = None  # bytes for a daemon that we start; None: the daemon's own default
     read_threads: int | None = None  # for a daemon that we start
     runtime_dir: Path | None = None  # None: the default one where a daemon runs, else a private one
@@ -124,7 +124,7 @@ _OPTIONS = {
         _count(1, 2**24), "N", "most tokens, prompt included (default: 4096 or the model's limit)"
     ),
     "chunk": _Option(_count(1, 2**16), "N", "prompt tokens computed at once"),
-    "threads": _Option(_count(0, 1024), "N", "CPU threads of one operator"),
+    "threads": _Option(_count(0, 1024), "N", "CPU threads of one operator; 0 suits the model"),
     "arena": _Option(parse_size, "SIZE", 'cap on the experts\' shared memory, such as "96GiB"'),
     "read_threads": _Option(_count(1, 64), "N", "reader threads of a daemon that is started here"),
     "runtime_dir": _Option(_directory, "DIR", "where the daemon's sockets are"),

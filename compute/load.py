@@ -14,11 +14,12 @@ from .model.model import Model
 from .model.precision import Precision
 from .model.weights import load_weights
 
+_SMALL_LAYER_BYTES = 16 << 20  # dense weights of one layer, as stored
+
 
 def load_model(checkpoint: Checkpoint, config: ComputeConfig) -> Model:
     """Read the dense weights to the device and return the model; raises ConfigError, ShardError."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or find_threads(checkpoint))
     device = find_device(config.device)
     return Model(
         checkpoint.config,
@@ -28,6 +29,17 @@ def load_model(checkpoint: Checkpoint, config: ComputeConfig) -> Model:
         device,
         vendor_decode_defect=config.vendor_decode_defect,
     )
+
+
+def find_threads(checkpoint: Checkpoint) -> int:
+    """Return the CPU threads that suit the model's products.
+
+    Small ones gain nothing from a second thread, and where the cores have other work, the daemon's
+    reads among it, threads that wait for each other cost far more than they bring.
+    """
+    n_bytes = sum(tensor.n_bytes for tensor in checkpoint.dense_tensors())
+    per_layer = n_bytes // checkpoint.config.n_layers
+    return 1 if per_layer < _SMALL_LAYER_BYTES else torch.get_num_threads()
 
 
 def find_device(name: str) -> torch.device:

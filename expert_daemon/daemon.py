@@ -106,8 +106,10 @@ class Daemon:
     ) -> Works:
         arena, threads = self._arena, self._threads
         ranges = RangeReader(self._source)
-        image = checkpoint.slice_map.image
-        pieces = tuple(zip(image.piece_offsets, image.piece_bytes, strict=True))
+        images = [layout.image for layout in checkpoint.slice_map.layouts]
+        pieces = [
+            tuple(zip(image.piece_offsets, image.piece_bytes, strict=True)) for image in images
+        ]
         reader = ExpertReader(threads, ranges, _fragments(checkpoint), pieces, self._signal)
         cache = _make_cache(config, checkpoint, planned, arena)
         _remember_checksums(arena, cache, reader)

@@ -86,15 +86,14 @@ class ExpertReader:
         threads: ReaderThreads,
         ranges: RangeReader,
         fragments_of: Callable[[Key], list[Fragment]],
-        pieces: Sequence[tuple[int, int]],
+        pieces: Sequence[Sequence[tuple[int, int]]],
         wake: Callable[[], None],
     ) -> None:
-        """Take the places of a key's slices, and each piece's (slot offset, bytes) in order."""
+        """Take the places of a key's slices, and each layer's pieces: (slot offset, bytes)."""
         self._threads = threads
         self._ranges = ranges
         self._fragments_of = fragments_of
-        self._pieces = tuple(piece for piece in pieces if piece[1])
-        self._n_bytes = sum(n_bytes for _, n_bytes in self._pieces)
+        self._pieces = [[piece for piece in layer if piece[1]] for layer in pieces]
         self._wake = wake
         self._awake = False
         self._results: deque[ReadResult] = deque()
@@ -163,7 +162,7 @@ class ExpertReader:
     def _finish(self, read: ExpertRead) -> None:
         checksum = 0
         if read.failure is None:
-            checksum = self._checksum(read.memory)
+            checksum = self._checksum(read)
             known = self._checksums.setdefault(read.key, checksum)
             if checksum != known:
                 if not read.is_repeated:
@@ -187,15 +186,16 @@ class ExpertReader:
         read.claimed = bytearray(len(read.parts))
         self._submit_parts(read, read.lane)
 
-    def _checksum(self, memory: Bytes) -> int:
+    def _checksum(self, read: ExpertRead) -> int:
         state = xxhash.xxh3_64()
-        for offset, n_bytes in self._pieces:
-            state.update(memory[offset : offset + n_bytes].data)
+        for offset, n_bytes in self._pieces[read.key[0]]:
+            state.update(read.memory[offset : offset + n_bytes].data)
         return state.intdigest()
 
     def _result(self, read: ExpertRead, checksum: int) -> ReadResult:
         failure = read.failure
         layer, expert = read.key
+        n_bytes = sum(n_bytes for _, n_bytes in self._pieces[layer])
         return ReadResult(
             key=read.key,
             slot=read.slot,
@@ -203,6 +203,6 @@ class ExpertReader:
             code=failure.code if failure else "",
             text=f"layer {layer} expert {expert}: {failure.text}" if failure else "",
             checksum=checksum,
-            n_bytes=0 if failure else self._n_bytes * (2 if read.is_repeated else 1),
+            n_bytes=0 if failure else n_bytes * (2 if read.is_repeated else 1),
             read_ns=time.monotonic_ns() - read.started,
         )

@@ -62,7 +62,11 @@ class Harness:
         self.wakes = threading.Semaphore(0)
         self.threads = ReaderThreads(n_threads, (4 << 20) + 8192)
         self.reader = ExpertReader(
-            self.threads, RangeReader(self.source), self.fragments, self.pieces, self.wakes.release
+            self.threads,
+            RangeReader(self.source),
+            self.fragments,
+            [self.pieces] * 4,
+            self.wakes.release,
         )
 
     def fragments(self, key):

@@ -22,13 +22,13 @@ import numpy as np
 from protocol.arena.fds import check_sealed, create_arena
 from protocol.arena.identity import Identity, read_identity, update_identity, write_identity
 from protocol.arena.layout import ArenaLayout, ArenaView, SlotState
-from protocol.errors import ProtocolError
+from protocol.errors import ConfigError, ProtocolError
 from protocol.files.checkpoint import Checkpoint
 from protocol.sizes import format_size
 
 from .budget import Budget, minimum_slots, plan_arena
 from .log import log
-from .populate import ask_for_huge_pages, populate
+from .populate import ask_for_huge_pages, available_bytes, populate
 from .source import Bytes
 
 ARENA_NAME = "arena"
@@ -150,6 +150,12 @@ def open_arena(planned: PlannedArena, fingerprint: bytes, passed: int | None) ->
         else:
             arena.is_passed_on = True
             return arena
+    available = available_bytes()
+    if 0 < available < planned.n_bytes:
+        raise ConfigError(
+            f"arena: {format_size(planned.n_bytes)} asked for, {format_size(available)} of memory "
+            "are available; choose a smaller --arena"
+        )
     descriptor = create_arena(planned.layout.n_bytes)
     return _initialise(planned, fingerprint, descriptor, generation=1, engine_pid=0)
 

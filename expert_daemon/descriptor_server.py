@@ -68,6 +68,7 @@ class DescriptorServer:
         self._gone = gone
         self._connections: dict[int, Connection] = {}  # by file descriptor
         self._by_session: dict[int, Connection] = {}
+        self._path = path
         self._listener = _listen(path)
         loop.add_reader(self._listener, self._accept)
 
@@ -78,9 +79,10 @@ class DescriptorServer:
             self._close(connection)
 
     def close(self) -> None:
-        """Close the listener and every connection."""
+        """Close the listener and every connection; the lock is still held."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
+        self._path.unlink(missing_ok=True)
         for connection in list(self._connections.values()):
             self._close(connection)
         os.close(self._read_only)

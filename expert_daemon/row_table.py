@@ -7,7 +7,9 @@ Rows that share a page, or lie less than a page apart, are read at once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +74,16 @@ class RowTable:
         return out, [faults[row] for row in sorted(faults)]
 
 
+class _Run(NamedTuple):
+    """Rows first .. last - 1: `n_bytes` at `offset` of the file go to `place` of the buffer."""
+
+    first: int
+    last: int
+    offset: int
+    n_bytes: int
+    place: int
+
+
 class _Column:
     """One tensor of fixed-size rows in a shard."""
 
@@ -82,6 +94,7 @@ class _Column:
         self._place = place
         self._width = width
         self._ranges = ranges
+        self._columns = np.arange(width)
         self._kept: npt.NDArray[np.uint8] | None = None
 
     def keep(self) -> None:
@@ -101,16 +114,17 @@ class _Column:
         if self._kept is not None:
             out[:] = self._kept[rows]
             return True
-        source = self._ranges.source
-        for first, last, start, n_bytes in self._runs(rows):
-            window = bounce[:n_bytes]
+        runs, places = self._runs(rows)
+        read_into, shard = self._ranges.source.read_into, self._shard
+        for run in runs:
+            window = bounce[run.place : run.place + run.n_bytes]
             try:
-                count = source.read_into(self._shard, start, window, ReadKind.NOWAIT)
+                count = read_into(shard, run.offset, window, ReadKind.NOWAIT)
             except OSError:
                 return False
-            if count < n_bytes:
+            if count < run.n_bytes:
                 return False
-            self._spread(rows[first:last], start, window, out[first:last])
+        out[:] = bounce[places]
         return True
 
     def read(self, rows: Rows, bounce: Bytes, out: Bytes) -> list[tuple[int, ReadFailure]]:
@@ -118,49 +132,51 @@ class _Column:
         if self._kept is not None:
             out[:] = self._kept[rows]
             return []
+        runs, places = self._runs(rows)
         failures = []
-        for first, last, start, n_bytes in self._runs(rows):
+        for run in runs:
             try:
-                self._read_window(start, bounce[:n_bytes])
-                self._spread(rows[first:last], start, bounce, out[first:last])
+                self._read_window(run.offset, bounce[run.place : run.place + run.n_bytes])
             except ReadFailure as failure:
-                if last - first == 1:
-                    failures.append((first, failure))
-                    continue
-                failures += self._read_singly(rows, bounce, out, first, last)
+                if run.last - run.first == 1:
+                    failures.append((run.first, failure))
+                else:
+                    failures += self._read_singly(rows, run, bounce)
+        out[:] = bounce[places]
         return failures
 
-    def _read_singly(
-        self, rows: Rows, bounce: Bytes, out: Bytes, first: int, last: int
-    ) -> list[tuple[int, ReadFailure]]:
+    def _read_singly(self, rows: Rows, run: _Run, bounce: Bytes) -> list[tuple[int, ReadFailure]]:
         failures = []
-        for index in range(first, last):
-            start = self._place.offset + int(rows[index]) * self._width
+        for index in range(run.first, run.last):
+            offset = self._place.offset + int(rows[index]) * self._width
+            place = run.place + offset - run.offset
             try:
-                self._read_window(start, bounce[: self._width])
-                out[index] = bounce[: self._width]
+                self._read_window(offset, bounce[place : place + self._width])
             except ReadFailure as failure:
                 failures.append((index, failure))
         return failures
 
-    def _read_window(self, start: int, window: Bytes) -> None:
+    def _read_window(self, offset: int, window: Bytes) -> None:
         self._ranges.read_range(
-            self._shard, start, window, n_bytes=len(window), align=1, kind=ReadKind.CACHED
+            self._shard, offset, window, n_bytes=len(window), align=1, kind=ReadKind.CACHED
         )
 
-    def _spread(self, rows: Rows, start: int, window: Bytes, out: Bytes) -> None:
-        starts = self._place.offset + rows * self._width - start
-        out[:] = window[starts[:, None] + np.arange(self._width)]
+    def _runs(self, rows: Rows) -> tuple[list[_Run], npt.NDArray[np.int64]]:
+        """Return reads of rows less than a page apart, and each row's bytes in the bounce buffer.
 
-    def _runs(self, rows: Rows) -> list[tuple[int, int, int, int]]:
-        """(first index, last index + 1, file offset, bytes) of rows less than a page apart."""
-        if self._width == 0 or len(rows) == 0:
-            return []
+        The runs stand in the buffer one after the other; places are [n, width].
+        """
         starts = self._place.offset + rows * self._width
-        cuts = np.flatnonzero(np.diff(starts) - self._width >= PAGE_BYTES) + 1
-        firsts = [0, *cuts.tolist()]
-        lasts = [*cuts.tolist(), len(rows)]
-        return [
-            (first, last, int(starts[first]), int(starts[last - 1] - starts[first]) + self._width)
-            for first, last in zip(firsts, lasts, strict=True)
-        ]
+        cuts = np.flatnonzero(starts[1:] - starts[:-1] >= PAGE_BYTES + self._width) + 1
+        bounds = [0, *cuts.tolist(), len(rows)]
+        runs = []
+        shifts = []  # from the file to the buffer
+        place = 0
+        for first, last in itertools.pairwise(bounds):
+            offset = int(starts[first])
+            n_bytes = int(starts[last - 1]) - offset + self._width
+            runs.append(_Run(first, last, offset, n_bytes, place))
+            shifts.append(place - offset)
+            place += n_bytes
+        lengths = np.diff(bounds)
+        return runs, (starts + np.repeat(shifts, lengths))[:, None] + self._columns

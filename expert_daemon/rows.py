@@ -84,7 +84,7 @@ class EngramRows:
             self._waiting.append(job)
             self._start_waiting()
         elif job.is_ready:
-            self._announce(job)
+            self._read.append(job)
 
     def done(self, session: int, request: int) -> None:
         """The client has copied the rows, or does not want them any more."""
@@ -102,7 +102,7 @@ class EngramRows:
         if job is None:
             return None
         if job.is_ready:
-            self._announce(job)  # the client may be copying: only its RowsDone frees the region
+            self._read.append(job)  # the client may be copying: only its RowsDone frees the region
             return False
         self.done(session, request)
         return True
@@ -114,22 +114,22 @@ class EngramRows:
         self._start_waiting()
 
     def drain(self) -> list[RowJob]:
-        """Return the jobs whose rows stand in the ring now, to be answered."""
+        """Return the jobs whose rows stand in the ring now, to be answered.
+
+        Call it also after each `request`, `done` and `client_gone`: these wake nobody.
+        """
         self._awake = False
         ready = []
         while self._read:
             job = self._read.popleft()
-            if job.is_given_up:
-                if job.is_ready:
-                    continue  # announced twice
+            if not job.is_given_up:
+                job.is_ready = True
+                job.faults.sort()
+                del job.faults[MAX_FAULTS_LISTED:]
+                ready.append(job)
+            elif not job.is_ready:  # else it was announced twice, and is free already
                 self._regions.give(job.position, len(job.rows))
-                continue
-            job.is_ready = True
-            job.faults.sort()
-            del job.faults[MAX_FAULTS_LISTED:]
-            ready.append(job)
-        if ready or self._waiting:
-            self._start_waiting()
+                self._start_waiting()
         return ready
 
     def _give_up(self, job: RowJob) -> None:
@@ -158,7 +158,7 @@ class EngramRows:
             if found is not None:
                 self.n_inline += len(rows)
                 self._ring[job.position + order] = found
-                self._announce(job)
+                self._read.append(job)
                 return
         batches = range(0, len(rows), table.batch_rows)
         job.n_unread = len(batches)

@@ -250,16 +250,22 @@ def test_without_the_arena_a_successor_starts_cold(daemon, checkpoint, runtime_d
     engine.close()
 
 
-@pytest.mark.slow
+INSTANTS = [
+    pytest.param(10, marks=pytest.mark.slow),
+    pytest.param(100, marks=[pytest.mark.accept, pytest.mark.timeout(900)]),
+]
+
+
+@pytest.mark.parametrize("n_kills", INSTANTS)
 def test_killed_at_random_instants_the_daemon_loses_and_repeats_nothing(
-    model, checkpoint, runtime_dir
+    model, checkpoint, runtime_dir, n_kills
 ):
-    rng = random.Random(11)
+    rng = random.Random(n_kills)
     smallest = smallest_arena(checkpoint, TOP_K) + 30 * 4096
     flags = ("--arena", str(smallest), "--read-threads", "2")
     with daemon_process(model, runtime_dir, *flags) as daemon:
         engine = engine_of(runtime_dir, checkpoint)
-        for _ in range(10):
+        for _ in range(n_kills):
             end = time.monotonic() + rng.random() * 0.05
             requests = [
                 (rng.randrange(N_LAYERS), sorted(rng.sample(range(N_EXPERTS), 6)))
@@ -326,27 +332,29 @@ while True:
 """
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("n_kills", INSTANTS)
 def test_after_the_engine_is_killed_the_next_one_finds_the_experts(
-    daemon, model, checkpoint, runtime_dir, seed
+    daemon, model, checkpoint, runtime_dir, n_kills
 ):
+    rng = random.Random(n_kills)
     command = [sys.executable, "-c", ENGINE, str(model), str(runtime_dir), str(TOP_K)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"round\n"
-    time.sleep(random.Random(seed).random() * 0.02)
-    child.kill()
-    child.wait(10)
-    child.stdout.close()
-    began = time.monotonic()
-    with engine_of(runtime_dir, checkpoint) as engine:
-        assert time.monotonic() - began < 2
-        engine.applied = engine.welcome.version
-        for layer in range(N_LAYERS):
-            answer = load(engine, layer, range(6))
-            assert answer.n_bytes == 0
-            for expert, slot in enumerate(answer.slots):
-                assert slot_bytes(engine, slot) == expert_bytes(checkpoint, layer, expert)
+    for _ in range(n_kills):
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"round\n"
+        time.sleep(rng.random() * 0.02)
+        child.kill()
+        child.wait(10)
+        child.stdout.close()
+        began = time.monotonic()
+        with engine_of(runtime_dir, checkpoint) as engine:
+            assert time.monotonic() - began < 2
+            engine.applied = engine.welcome.version
+            for layer in range(N_LAYERS):
+                answer = load(engine, layer, range(6))
+                assert answer.n_bytes == 0
+                for expert, slot in enumerate(answer.slots):
+                    assert slot_bytes(engine, slot) == expert_bytes(checkpoint, layer, expert)
 
 
 def test_while_an_engine_lives_without_its_daemon_no_other_takes_its_place(
@@ -442,7 +450,13 @@ def test_an_arena_may_grow_at_a_restart_and_keeps_its_experts(model, checkpoint,
             assert (again.slots, again.n_bytes) == (slots, 0)
 
 
-def test_memory_that_the_machine_does_not_have_is_refused(model, runtime_dir, monkeypatch):
+def test_more_memory_than_is_available_is_refused(model, runtime_dir, monkeypatch):
+    monkeypatch.setattr("expert_daemon.arena.available_bytes", lambda: 100_000)
+    with pytest.raises(ConfigError, match=r"97\.7 KiB of memory"):
+        Daemon(DaemonConfig(model=str(model), runtime_dir=runtime_dir, state_dir=Path("/tmp")))
+
+
+def test_memory_that_cannot_be_populated_is_refused(model, runtime_dir, monkeypatch):
     monkeypatch.setattr("expert_daemon.populate._populate_span", lambda *_: 12)
     with pytest.raises(ConfigError, match="Cannot allocate memory"):
         Daemon(DaemonConfig(model=str(model), runtime_dir=runtime_dir, state_dir=Path("/tmp")))

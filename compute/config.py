@@ -200,5 +200,10 @@ def _file_values(path: Path) -> dict[str, tuple[object, str]]:
 
 
 def private_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` for a daemon that we start: our own `--config` is not its own."""
-    return {k: v for k, v in environment.items() if k != ENVIRONMENT_PREFIX + "CONFIG"}
+    """Return `environment` for a daemon that we start.
+
+    Without our own `--config`, which is not its own, and without what a service manager told us.
+    """
+    ours = {ENVIRONMENT_PREFIX + "CONFIG", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"}
+    ours |= {"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"}
+    return {name: value for name, value in environment.items() if name not in ours}

@@ -90,6 +90,8 @@ def test_a_runtime_directory_too_long_for_a_socket_is_refused() -> None:
         _load("--runtime-dir", "/" + "x" * 100).find_runtime_dir({})
 
 
-def test_our_own_config_file_is_not_handed_to_the_daemon() -> None:
-    environment = {"HEADRACE_CONFIG": "compute.toml", "HEADRACE_READ_THREADS": "2", "HOME": "/"}
+def test_what_was_meant_for_us_is_not_handed_to_the_daemon() -> None:
+    environment = {"HEADRACE_CONFIG": "compute.toml", "NOTIFY_SOCKET": "/run/systemd/notify"}
+    environment |= {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "arena"}
+    environment |= {"HEADRACE_READ_THREADS": "2", "HOME": "/"}
     assert private_environment(environment) == {"HEADRACE_READ_THREADS": "2", "HOME": "/"}

@@ -91,7 +91,7 @@ class MissClient:
         self.io = IoCounters()
         self.waiting = waiting or Waiting()
         self.n_daemons_lost = 0
-        self._client = client
+        self.client = client
         self._shapes = shapes
         self._device = device
         self._table = SlotTable()
@@ -119,7 +119,7 @@ class MissClient:
             self.io.hits += len(slots)
             yield from zip(experts, map(self._views.matrices, slots), strict=True)
         else:
-            n_most = self._client.welcome.max_experts
+            n_most = self.client.welcome.max_experts
             for start in range(0, len(experts), n_most):
                 group = experts[start : start + n_most]
                 slots = self._present(layer, group)
@@ -144,7 +144,7 @@ class MissClient:
             self.check_cancelled()
             answer = None
             try:
-                answer = self._client.miss(layer, group, step=self._step)
+                answer = self.client.miss(layer, group, step=self._step)
             except DaemonLost as lost:
                 self._recover(lost)
             if answer is not None:
@@ -171,7 +171,7 @@ class MissClient:
         handle, self._next_job = self._next_job, self._next_job + 1
         job = self._jobs[handle] = RowJob(table, rows)
         try:
-            job.send(self._client)
+            job.send(self.client)
         except DaemonLost:  # `take` recovers and asks again
             job.forget()
         return handle
@@ -183,7 +183,7 @@ class MissClient:
             while True:
                 self.check_cancelled()
                 try:
-                    rows = job.take(self._client)
+                    rows = job.take(self.client)
                 except DaemonLost as lost:
                     self._recover(lost)
                 else:
@@ -199,7 +199,7 @@ class MissClient:
         """Forget what an abandoned step left behind."""
         self._picks.clear()
         for job in self._jobs.values():
-            job.drop(self._client)
+            job.drop(self.client)
         self._jobs.clear()
 
     def end_step(self) -> None:
@@ -213,7 +213,7 @@ class MissClient:
         self._picks.clear()
         try:
             if len(picks):
-                self._client.touch(self._step, picks)
+                self.client.touch(self._step, picks)
             self.take_changes()
         except DaemonLost as lost:
             _LOG.debug("at a step's end: %s", lost)
@@ -224,10 +224,10 @@ class MissClient:
 
         Raises DaemonLost.
         """
-        for changes in self._client.changes():
+        for changes in self.client.changes():
             self._apply(changes.from_version, changes.to_version, changes.changes)
         if self._table.version != self._acked:
-            self._client.ack(self._table.version)
+            self.client.ack(self._table.version)
             self._acked = self._table.version
 
     @contextmanager
@@ -265,19 +265,19 @@ class MissClient:
     ) -> None:
         if not self._table.apply(from_version, to_version, changes):
             _LOG.info("table at %d, changes from %d: resync", self._table.version, from_version)
-            self._table.reset(self._client.resync())
-        self._client.applied = self._table.version
+            self._table.reset(self.client.resync())
+        self.client.applied = self._table.version
 
     def _attach(self) -> None:
         """Take the arena and the table that the last Welcome named."""
-        welcome = self._client.welcome
+        welcome = self.client.welcome
         if welcome.arena_id != self._arena_id:
-            self._views = ExpertViews(self._client.arena, self._shapes, self._device)
+            self._views = ExpertViews(self.client.arena, self._shapes, self._device)
             self._arena_id = welcome.arena_id
         self._table.reset(welcome)
-        self._client.applied = self._table.version
+        self.client.applied = self._table.version
         self._acked = -1
-        self.waiting.attached(self._client)
+        self.waiting.attached(self.client)
 
     def _recover(self, lost: HeadraceError) -> None:
         """Wait for the daemon's return, then take the whole table again.
@@ -299,13 +299,13 @@ class MissClient:
             if time.monotonic() > self._lost_since + wait_s:
                 raise DaemonLost(f"{lost}; waited {wait_s:g} s for its return") from lost
             try:
-                self._client.reconnect(timeout_ms=_HELLO_MS)
+                self.client.reconnect(timeout_ms=_HELLO_MS)
                 break
             except (DaemonLost, DaemonBusy) as error:
                 lost = error
             time.sleep(_RETRY_S)
         self._attach()
-        _LOG.warning("the expert daemon is back, generation %d", self._client.welcome.generation)
+        _LOG.warning("the expert daemon is back, generation %d", self.client.welcome.generation)
 
     @contextmanager
     def _stall(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The daemon's arena: planned, created or taken over from a predecessor, populated.
+"""The daemon's arena: created or taken over from a predecessor, populated.
 
 An arena that a predecessor left comes by LISTEN_FDS under the name `arena`, from systemd's
 descriptor store or from a parent. Where layout and model are ours its READY slots keep their bytes;
@@ -21,30 +21,16 @@ import numpy as np
 
 from protocol.arena.fds import check_sealed, create_arena
 from protocol.arena.identity import Identity, read_identity, update_identity, write_identity
-from protocol.arena.layout import ArenaLayout, ArenaView, SlotState
+from protocol.arena.layout import ArenaView, SlotState
 from protocol.errors import ConfigError, ProtocolError
-from protocol.files.checkpoint import Checkpoint
 from protocol.sizes import format_size
 
-from .budget import Budget, minimum_slots, plan_arena
+from .arena_plan import PlannedArena
 from .log import log
 from .populate import ask_for_huge_pages, available_bytes, populate
 from .source import Bytes
 
 ARENA_NAME = "arena"
-MIN_RING_ROWS = 1024
-MAX_RING_ROWS = 1 << 17
-RING_SHARE = 64  # the row ring takes a 64th of what a minimal arena leaves of the largest size
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedArena:
-    """What the settings ask for."""
-
-    layout: ArenaLayout
-    n_slots: int
-    n_bytes: int  # as populated
-    budget: Budget
 
 
 @dataclass(slots=True)
@@ -73,66 +59,6 @@ class Arena:
     def note_clean(self) -> None:
         """Write that this daemon ended in order: nothing is being written any more."""
         self.identity = update_identity(self.memory.data, clean=True)
-
-
-def plan(
-    checkpoint: Checkpoint, *, size_bytes: int, max_bytes: int, top_k_batch: int
-) -> PlannedArena:
-    """Return layout and slots for a size; 0: room for all experts, at most half of the memory.
-
-    Raises ConfigError with each addend of the minimum where the size is too small.
-    """
-    n_keys = checkpoint.config.n_keys
-    row_bytes = max((table.row_bytes for table in checkpoint.engram_tables), default=0)
-
-    def layout_of(n_slots: int, ring_rows: int) -> ArenaLayout:
-        image = checkpoint.slice_map.image
-        return ArenaLayout.plan(
-            n_layers=checkpoint.config.n_layers,
-            n_experts=checkpoint.config.n_experts,
-            n_slots_max=n_slots,
-            slot_bytes=image.slot_bytes,
-            row_bytes=row_bytes,
-            ring_rows=ring_rows,
-            piece_offsets=image.piece_offsets,
-            piece_bytes=image.piece_bytes,
-        )
-
-    def bytes_of(n_slots: int, ring_rows: int) -> int:
-        layout = layout_of(max(n_slots, 1), ring_rows)
-        return layout.bookkeeping_bytes + n_slots * layout.slot_bytes
-
-    least = bytes_of(minimum_slots(top_k_batch).n_slots, MIN_RING_ROWS if row_bytes else 0)
-    size_bytes = size_bytes or max(least, _half_of_memory())
-    max_bytes = max(max_bytes, size_bytes)
-    ring_rows = _ring_rows(size_bytes - least, max_bytes - least, row_bytes)
-    largest = plan_arena(
-        max_bytes,
-        top_k_batch=top_k_batch,
-        n_keys=n_keys,
-        bytes_of=lambda n_slots: bytes_of(n_slots, ring_rows),
-    )
-    layout = layout_of(largest.n_slots, ring_rows)
-    planned = plan_arena(
-        size_bytes,
-        top_k_batch=top_k_batch,
-        n_keys=n_keys,
-        bytes_of=lambda n_slots: layout.bookkeeping_bytes + n_slots * layout.slot_bytes,
-    )
-    return PlannedArena(layout, planned.n_slots, planned.n_bytes, planned.budget)
-
-
-def _ring_rows(surplus_bytes: int, max_surplus_bytes: int, row_bytes: int) -> int:
-    """Rows of the ring: by the largest size, so that a resized arena keeps its layout."""
-    if row_bytes == 0:
-        return 0
-    wanted = max(0, max_surplus_bytes) // RING_SHARE // row_bytes
-    possible = max(0, surplus_bytes) // 2 // row_bytes
-    return min(MAX_RING_ROWS, MIN_RING_ROWS + min(wanted, possible))
-
-
-def _half_of_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def open_arena(planned: PlannedArena, fingerprint: bytes, passed: int | None) -> Arena:

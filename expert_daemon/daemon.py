@@ -20,7 +20,8 @@ from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from protocol.files.slice_map import Slice
 from protocol.sd_notify import notify
 
-from .arena import ARENA_NAME, Arena, PlannedArena, describe, open_arena, plan
+from .arena import ARENA_NAME, Arena, describe, open_arena
+from .arena_plan import PlannedArena, keep_size, plan
 from .cache import SlotCache
 from .cache_parts import CacheLimits, CacheMemory
 from .config import DaemonConfig
@@ -65,6 +66,8 @@ class Daemon:
             max_bytes=config.arena_max_bytes,
             top_k_batch=top_k_batch,
         )
+        if passed_arena is not None and config.arena_bytes == 0:
+            planned = keep_size(planned, passed_arena, checkpoint.fingerprint, top_k_batch)
         prepare_directory(config.runtime_dir)
         self._lock = RuntimeLock(config.lock_path)
         self._arena = open_arena(planned, checkpoint.fingerprint, passed_arena)

@@ -450,10 +450,24 @@ def test_an_arena_may_grow_at_a_restart_and_keeps_its_experts(model, checkpoint,
             assert (again.slots, again.n_bytes) == (slots, 0)
 
 
+def test_a_size_that_nobody_gave_stays_what_it_was(model, checkpoint, runtime_dir):
+    smallest = smallest_arena(checkpoint, TOP_K)
+    with daemon_process(model, runtime_dir, "--arena", str(smallest + (1 << 16))) as daemon:
+        with engine_of(runtime_dir, checkpoint) as engine:
+            arena_id, n_slots = engine.welcome.arena_id, engine.welcome.n_slots
+        daemon.stop()
+        at = daemon._command.index("--arena")
+        del daemon._command[at : at + 2]
+        daemon.start()
+        with engine_of(runtime_dir, checkpoint) as engine:
+            assert (engine.welcome.arena_id, engine.welcome.n_slots) == (arena_id, n_slots)
+
+
 def test_more_memory_than_is_available_is_refused(model, runtime_dir, monkeypatch):
     monkeypatch.setattr("expert_daemon.arena.available_bytes", lambda: 100_000)
+    settings = {"runtime_dir": runtime_dir, "state_dir": runtime_dir, "arena_bytes": 1 << 20}
     with pytest.raises(ConfigError, match=r"97\.7 KiB of memory"):
-        Daemon(DaemonConfig(model=str(model), runtime_dir=runtime_dir, state_dir=Path("/tmp")))
+        Daemon(DaemonConfig(model=str(model), **settings))
 
 
 def test_memory_that_cannot_be_populated_is_refused(model, runtime_dir, monkeypatch):

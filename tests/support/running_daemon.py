@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from expert_daemon.arena import plan
+from expert_daemon.arena_plan import plan
 from expert_daemon.config import DaemonConfig
 from expert_daemon.daemon import Daemon
 from protocol.arena.handover import start_with_descriptors

@@ -1,0 +1,115 @@
+"""How large the arena is and how it is laid out, from the settings and the model."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from protocol.arena.fds import check_arena
+from protocol.arena.layout import ArenaLayout
+from protocol.errors import ProtocolError
+from protocol.files.checkpoint import Checkpoint
+
+from .budget import Budget, minimum_slots, plan_arena, slot_budget
+from .populate import available_bytes
+
+MIN_RING_ROWS = 1024
+MAX_RING_ROWS = 1 << 17
+RING_SHARE = 64  # the row ring takes a 64th of what a minimal arena leaves of the largest size
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedArena:
+    """What the settings ask for."""
+
+    layout: ArenaLayout
+    n_slots: int
+    n_bytes: int  # as populated
+    budget: Budget
+
+
+def plan(
+    checkpoint: Checkpoint, *, size_bytes: int, max_bytes: int, top_k_batch: int
+) -> PlannedArena:
+    """Return layout and slots for a size; 0: room for all experts, at most half of the memory.
+
+    Raises ConfigError with each addend of the minimum where the size is too small.
+    """
+    n_keys = checkpoint.config.n_keys
+    row_bytes = max((table.row_bytes for table in checkpoint.engram_tables), default=0)
+
+    def layout_of(n_slots: int, ring_rows: int) -> ArenaLayout:
+        image = checkpoint.slice_map.image
+        return ArenaLayout.plan(
+            n_layers=checkpoint.config.n_layers,
+            n_experts=checkpoint.config.n_experts,
+            n_slots_max=n_slots,
+            slot_bytes=image.slot_bytes,
+            row_bytes=row_bytes,
+            ring_rows=ring_rows,
+            piece_offsets=image.piece_offsets,
+            piece_bytes=image.piece_bytes,
+        )
+
+    def bytes_of(n_slots: int, ring_rows: int) -> int:
+        layout = layout_of(max(n_slots, 1), ring_rows)
+        return layout.bookkeeping_bytes + n_slots * layout.slot_bytes
+
+    least = bytes_of(minimum_slots(top_k_batch).n_slots, MIN_RING_ROWS if row_bytes else 0)
+    size_bytes = size_bytes or max(least, _automatic_size())
+    max_bytes = max(max_bytes, size_bytes)
+    ring_rows = _ring_rows(size_bytes - least, max_bytes - least, row_bytes)
+    largest = plan_arena(
+        max_bytes,
+        top_k_batch=top_k_batch,
+        n_keys=n_keys,
+        bytes_of=lambda n_slots: bytes_of(n_slots, ring_rows),
+    )
+    layout = layout_of(largest.n_slots, ring_rows)
+    planned = plan_arena(
+        size_bytes,
+        top_k_batch=top_k_batch,
+        n_keys=n_keys,
+        bytes_of=lambda n_slots: layout.bookkeeping_bytes + n_slots * layout.slot_bytes,
+    )
+    return PlannedArena(layout, planned.n_slots, planned.n_bytes, planned.budget)
+
+
+def _ring_rows(surplus_bytes: int, max_surplus_bytes: int, row_bytes: int) -> int:
+    """Rows of the ring: by the largest size, so that a resized arena keeps its layout."""
+    if row_bytes == 0:
+        return 0
+    wanted = max(0, max_surplus_bytes) // RING_SHARE // row_bytes
+    possible = max(0, surplus_bytes) // 2 // row_bytes
+    return min(MAX_RING_ROWS, MIN_RING_ROWS + min(wanted, possible))
+
+
+def _automatic_size() -> int:
+    """Half of the machine's memory, or what is available where that is less."""
+    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return min(half, available_bytes() or half)
+
+
+def keep_size(
+    planned: PlannedArena, passed: int, fingerprint: bytes, top_k_batch: int
+) -> PlannedArena:
+    """Return the plan of the arena passed on, where it is of our model: its size was chosen once.
+
+    For a size that nobody gave. Any difference beyond the size leaves `planned` as it is.
+    """
+    try:
+        identity = check_arena(passed)
+    except (ProtocolError, OSError):
+        return planned
+    ours, theirs = planned.layout, identity.layout
+    budget = slot_budget(identity.n_slots, top_k_batch)
+    is_same_model = (
+        identity.fingerprint == fingerprint
+        and theirs.piece_offsets == ours.piece_offsets
+        and theirs.piece_bytes == ours.piece_bytes
+        and (theirs.slot_bytes, theirs.row_bytes) == (ours.slot_bytes, ours.row_bytes)
+    )
+    if not is_same_model or budget.needed > identity.n_slots:
+        return planned
+    n_bytes = theirs.bookkeeping_bytes + identity.n_slots * theirs.slot_bytes
+    return PlannedArena(theirs, identity.n_slots, n_bytes, budget)

@@ -10,6 +10,8 @@ from torch import Tensor
 from .device import runs_kernels
 from .reference import byte_planes as reference
 
+Planes = tuple[Tensor, Tensor, Tensor]
+
 _GROUPS_A_PROGRAM = 4
 _UNITS = tl.constexpr(512)
 _BIAS = tl.constexpr(192)
@@ -45,7 +47,7 @@ def _byte_planes_kernel(x, planes, offsets, scales, n_groups, GROUPS: tl.constex
     tl.store(scales + row * n_groups + group, scale, mask=mask)
 
 
-def byte_planes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def byte_planes(x: Tensor) -> Planes:
     """Round groups of 32 values to fp8 and cut each value's multiple of 2^-9 into bytes.
 
     x        [T, k] bf16 or f32, contiguous, k a multiple of 32
@@ -63,12 +65,18 @@ def byte_planes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return reference.byte_planes(x)
     rows, k = x.shape
     n_groups = k // 32
-    planes = torch.empty((rows, 3, 2, k // 8), dtype=torch.int32, device=x.device)
-    offsets = torch.empty((rows, n_groups), dtype=torch.int32, device=x.device)
-    scales = torch.empty((rows, n_groups), dtype=torch.float32, device=x.device)
+    planes, offsets, scales = empty_planes(rows, k, x.device)
     if rows:
         grid = (triton.cdiv(n_groups, _GROUPS_A_PROGRAM), rows)
         _byte_planes_kernel[grid](
             x, planes, offsets, scales, n_groups, GROUPS=_GROUPS_A_PROGRAM, num_warps=1
         )
+    return planes, offsets, scales
+
+
+def empty_planes(rows: int, k: int, device: torch.device) -> Planes:
+    """Return unwritten planes, offsets and scales for `rows` rows of k values."""
+    planes = torch.empty((rows, 3, 2, k // 8), dtype=torch.int32, device=device)
+    offsets = torch.empty((rows, k // 32), dtype=torch.int32, device=device)
+    scales = torch.empty((rows, k // 32), dtype=torch.float32, device=device)
     return planes, offsets, scales

@@ -75,7 +75,7 @@ def plain_word_dot(word, p0, p1, p2, p3, p4, p5):
         size = code & 7
         doubled = tl.where(size < 4, size, (2 + (size & 1)) << tl.maximum((size >> 1) - 1, 0))
         biased = 192 + tl.where(code > 7, -doubled, doubled)
-        shift: tl.constexpr = 8 * (element % 4)
+        shift = 8 * (element % 4)
         if element < 4:
             low, middle, high = p0, p2, p4
         else:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .byte_planes import byte_planes
+from .byte_planes import Planes, byte_planes
 from .device import runs_kernels, speaks_ptx
 from .formats.fp4_expert import Fp4Shape
 from .fp4_words import plain_word_dot
@@ -171,48 +171,45 @@ def routed_m1(
     _check(x, pointers, weights, shape)
     if not runs_kernels(x):
         return reference.routed_m1(x, pointers, weights, shape, limit, dtype)
-    n_experts = weights.shape[0]
-    activated = torch.empty((n_experts, shape.width), dtype=torch.float32, device=x.device)
-    parts = torch.empty((n_experts, shape.hidden), dtype=torch.float32, device=x.device)
-    out = torch.empty(shape.hidden, dtype=torch.float32, device=x.device)
-    launch = _launch_plain
+    row = byte_planes(x)
+    parts = torch.empty((weights.shape[0], shape.hidden), dtype=torch.float32, device=x.device)
     if speaks_ptx(x.device) and not plain:
         from .routed_m1_layouts import launch_layouts  # noqa: PLC0415  wants a GPU's compiler
 
-        launch = launch_layouts
-    launch(pointers, weights, byte_planes(x), activated, None, shape, limit, dtype)
-    launch(pointers, weights, byte_planes(activated), None, parts, shape, limit, dtype)
+        launch_layouts(pointers, weights, row, parts, shape, limit, dtype)
+    else:
+        _launch_plain(pointers, weights, row, parts, shape, limit, dtype)
+    out = torch.empty(shape.hidden, dtype=torch.float32, device=x.device)
     block = 256
-    grid = (triton.cdiv(shape.hidden, block),)
-    _plan_sum_kernel[grid](parts, out, n_experts, HIDDEN=shape.hidden, BLOCK=block)
+    _plan_sum_kernel[(triton.cdiv(shape.hidden, block),)](
+        parts, out, weights.shape[0], HIDDEN=shape.hidden, BLOCK=block
+    )
     return out
 
 
 def _launch_plain(
     pointers: Tensor,
     weights: Tensor,
-    row: tuple[Tensor, Tensor, Tensor],
-    activated: Tensor | None,
-    parts: Tensor | None,
+    row: Planes,
+    parts: Tensor,
     shape: Fp4Shape,
     limit: float,
     dtype: torch.dtype,
 ) -> None:
-    """Run gate and up into `activated`, or down into `parts`, whichever is given."""
+    """Fill `parts` [K, hidden] f32 with each expert's output."""
     n_experts = weights.shape[0]
-    bf16 = dtype == torch.bfloat16
-    options: dict[str, Any] = {"ROWS": 32, "BLOCK": 8, "BF16": bf16, "num_warps": 4}
-    if activated is not None:
-        _gate_up_kernel[(shape.width // 32, n_experts)](
-            pointers, weights, *row, activated, n_experts, limit,
-            GATE_SCALE=shape.gate_scale, UP_SCALE=shape.up_scale, GROUPS=shape.hidden // 32,
-            WIDTH=shape.width, **options,
-        )  # fmt: skip
-    if parts is not None:
-        _down_kernel[(shape.hidden // 32, n_experts)](
-            pointers, *row, parts, n_experts,
-            DOWN_SCALE=shape.down_scale, GROUPS=shape.width // 32, HIDDEN=shape.hidden, **options,
-        )  # fmt: skip
+    activated = torch.empty((n_experts, shape.width), dtype=torch.float32, device=parts.device)
+    options: dict[str, Any] = {"ROWS": 32, "BLOCK": 8, "num_warps": 4}
+    options["BF16"] = dtype == torch.bfloat16
+    _gate_up_kernel[(shape.width // 32, n_experts)](
+        pointers, weights, *row, activated, n_experts, limit,
+        GATE_SCALE=shape.gate_scale, UP_SCALE=shape.up_scale, GROUPS=shape.hidden // 32,
+        WIDTH=shape.width, **options,
+    )  # fmt: skip
+    _down_kernel[(shape.hidden // 32, n_experts)](
+        pointers, *byte_planes(activated), parts, n_experts,
+        DOWN_SCALE=shape.down_scale, GROUPS=shape.width // 32, HIDDEN=shape.hidden, **options,
+    )  # fmt: skip
 
 
 def _check(x: Tensor, pointers: Tensor, weights: Tensor, shape: Fp4Shape) -> None:

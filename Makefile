@@ -44,7 +44,8 @@ $(ready): pyproject.toml
 	@touch $@
 
 demo: setup
-	@$(bin)/headrace generate --model demo $$'KING HENRY.\nMy lords,' \
+	@prompt=$$'KING HENRY.\nMy lords,'; printf '%s' "$$prompt"; \
+	$(bin)/headrace generate --model demo "$$prompt" \
 	  --max-tokens 120 --temperature 0.8 --top-p 0.9 $(ARGS)
 
 test: lint

@@ -25,10 +25,12 @@ from protocol.arena.layout import ArenaView, SlotState
 from protocol.errors import ConfigError, ProtocolError
 from protocol.sizes import format_size
 
-from .arena_plan import PlannedArena
+from .arena_plan import PlannedArena, plan
 from .log import log
 from .populate import ask_for_huge_pages, available_bytes, populate
 from .source import Bytes
+
+__all__ = ["ARENA_NAME", "Arena", "PlannedArena", "describe", "open_arena", "plan", "process_start"]
 
 ARENA_NAME = "arena"
 

@@ -24,7 +24,7 @@ from protocol.errors import ConfigError, DaemonLost
 from protocol.runtime_dir import LOCK_NAME
 
 PROMPT = [0, 209, 711, 63, 1288, 278]
-N_TOKENS = 40
+N_TOKENS = 24
 SMALL_ARENA = 2_000_000  # about a quarter of the demo's experts: misses all the time
 SLOT_PIECES_BYTES = 26_112  # what is read for one expert of the demo
 

@@ -19,7 +19,10 @@ ALLOWED = {
     "kernels": {"torch", "triton"},
     "expert_daemon": {"protocol", "numpy", "zmq", "xxhash", "uvloop"},
     "compute": {"protocol", "kernels", "numpy", "torch", "zmq", "tokenizers", "rich", "uvloop"},
-    "compute/frontend": {"protocol", "numpy", "zmq", "tokenizers", "rich", "uvloop"},
+    "compute/frontend": {
+        *("protocol", "numpy", "zmq", "tokenizers", "rich", "uvloop"),
+        *("deepseek_recipe", "jinja2"),
+    },
     "compute/commands": {
         *("protocol", "kernels", "expert_daemon", "compute", "demo", "headrace"),
         *("numpy", "torch", "zmq", "tokenizers", "rich", "shtab", "uvloop"),

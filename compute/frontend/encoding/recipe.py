@@ -1,0 +1,205 @@
+"""The vendor's own prompt encoder, through its package `deepseek-recipe`; the one place for it.
+
+Requests of the three APIs become V4.1 prompts. What the package does otherwise than the model
+specification (section 11) is repaired here: efforts that are numbers, reasoning inside a tool round
+that declares no tools, numbers beyond 64 bits, arguments encoded twice, an assistant message to be
+continued in the Messages API. Importing this module fails where the package is not installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import deepseek_recipe as library
+
+from compute.frontend.tokenizer import Tokenizer
+
+from .effort import EncodingSettings
+from .errors import RequestError
+from .exact_numbers import ExactNumbers
+from .prompt import Constraint, Prompt, Span, Start, cut_spans, output_start, token_ids
+from .request_fields import Api, Fields, read_fields
+
+_MODEL = "model"
+_THINK, _THINK_END, _ASSISTANT = (
+    token.default_str()
+    for token in (
+        library.SpecialToken.ThinkingStart,
+        library.SpecialToken.ThinkingEnd,
+        library.SpecialToken.Assistant,
+    )
+)
+_EFFORT_LINE = "Reasoning Effort: 75 ("  # what the package prints where it is told "high"
+
+
+class RecipeEncoder:
+    """Requests to prompts as the vendor renders them."""
+
+    def __init__(self, tokenizer: Tokenizer, settings: EncodingSettings) -> None:
+        self._tokenizer = tokenizer
+        self._settings = settings
+        image = tokenizer.special.image
+        spelled = None if image is None else tokenizer.decode([image], special=True)
+        tokens = library.SpecialTokens(image=spelled)
+        version = library.ModelVersion.DeepseekV41Flash
+        self._options = (
+            library.ConversionOptions()
+            .with_model_alias(_MODEL, version)
+            .with_special_tokens(tokens)
+        )
+        self._encoding = library.DeepseekV41Encoding().with_special_tokens(tokens)
+
+    def encode(self, api: Api, body: Any) -> Prompt:
+        """Return the prompt of a request body. Raises RequestError."""
+        fields = read_fields(api, body, self._settings)
+        numbers = ExactNumbers(fields.body)
+        request, namespaces = self._convert(fields, numbers)
+        conversation = request.conversation
+        if fields.prefix and api is Api.MESSAGES:
+            conversation = _with_open_end(conversation)
+        if any(message.image_sources for message in conversation.messages):
+            raise RequestError("images cannot be read yet: send text only", param="messages")
+        rendered = self._encoding.render_conversation(conversation)
+        spans = cut_spans(rendered.prompt, rendered.special_ranges)
+        if fields.effort is not None:
+            spans = _keep_reasoning(spans, conversation.messages)
+            spans = _set_effort(spans, fields.effort)
+        spans = [Span(numbers.show(text), special) for text, special in spans]
+        ids = token_ids(spans, self._tokenizer)
+        parsing = request.parsing_options
+        inside = parsing.starts_in_tool_calls
+        return Prompt(
+            ids=ids,
+            spans=tuple(spans),
+            start=Start.CALLS if inside else output_start(ids, self._tokenizer),
+            effort=fields.effort,
+            parse_calls=parsing.parse_tool_calls,
+            constraint=_constraint(request, numbers),
+            namespaces=namespaces,
+        )
+
+    def _convert(
+        self, fields: Fields, numbers: ExactNumbers
+    ) -> tuple[library.ConversationRequest, Mapping[str, tuple[str, str]]]:
+        try:
+            body = numbers.hide(_arguments_as_text(fields, numbers))
+            text = json.dumps({"model": _MODEL, **body, **_thinking(fields)})
+            if fields.api is Api.CHAT:
+                return library.ChatCompletionRequest(text).convert(self._options), {}
+            if fields.api is Api.MESSAGES:
+                return library.MessagesRequest(text).convert(self._options), {}
+            request = library.ResponsesRequest(text)
+            namespaces = request.namespace_tool_map(self._options)
+            return request.convert(self._options), namespaces
+        except library.ConversionError as error:
+            raise RequestError(_reason(error), status=error.status_code) from None
+        except RecursionError:
+            raise RequestError("the request body is nested too deeply") from None
+        except (ValueError, OverflowError) as error:
+            raise RequestError(str(error)) from None
+
+
+def _thinking(fields: Fields) -> dict[str, Any]:
+    thinks = fields.effort is not None
+    if fields.api is Api.RESPONSES:
+        return {"reasoning": {"effort": "high" if thinks else "none"}}
+    return {"thinking": {"type": "enabled" if thinks else "disabled"}}
+
+
+def _arguments_as_text(fields: Fields, numbers: ExactNumbers) -> dict[str, Any]:
+    """The body with the arguments of every earlier call as the text of a JSON object."""
+    body = dict(fields.body)
+    if fields.api is Api.CHAT:
+        body["messages"] = [_chat_calls(message, numbers) for message in body["messages"]]
+    elif fields.api is Api.RESPONSES and isinstance(body.get("input"), list):
+        body["input"] = [_with_arguments(item, numbers) for item in body["input"]]
+    return body
+
+
+def _chat_calls(message: dict[str, Any], numbers: ExactNumbers) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    mended = [
+        {**call, "function": _with_arguments(call.get("function"), numbers)}
+        if isinstance(call, dict)
+        else call
+        for call in calls
+    ]
+    return {**message, "tool_calls": mended}
+
+
+def _with_arguments(item: Any, numbers: ExactNumbers) -> Any:
+    if not isinstance(item, dict) or "arguments" not in item:
+        return item
+    return {**item, "arguments": numbers.arguments(item["arguments"])}
+
+
+def _with_open_end(conversation: library.Conversation) -> library.Conversation:
+    """The conversation with its last message, the assistant's, to be continued."""
+    *earlier, last = conversation.messages
+    if last.tool_calls or last.role != "assistant":
+        return conversation
+    open_end = library.AssistantMessage(last.content, last.reasoning_content, prefix=True)
+    plain = conversation.response_format in {"json_schema", "regex"}
+    return library.Conversation(
+        [*earlier, open_end],
+        thinking_mode=conversation.thinking_mode,
+        tools=conversation.tools,
+        tool_choice=conversation.tool_choice,
+        reasoning_effort=conversation.reasoning_effort,
+        response_format="json_object" if conversation.response_format == "json_object" else "text",
+        response_schema=conversation.response_schema if plain else None,
+        response_regex=conversation.response_regex if plain else None,
+    )
+
+
+def _keep_reasoning(spans: list[Span], messages: Sequence[library.Message]) -> list[Span]:
+    """The prompt with the reasoning of every assistant message after the last turn's start.
+
+    A turn starts with a user message or a later system message, never with tool results alone.
+    """
+    turns = (
+        place
+        for place, message in enumerate(messages)
+        if message.role == "user" or (message.role == "system" and place > 0)
+    )
+    last_turn = max(turns, default=-1)
+    said = [
+        message.reasoning_content or "" if place > last_turn else None
+        for place, message in enumerate(messages)
+        if message.role == "assistant"
+    ]
+    headers = [place for place, span in enumerate(spans) if span == (_ASSISTANT, True)]
+    for place, reasoning in reversed(list(zip(headers, said, strict=False))):
+        if reasoning is not None and spans[place + 1] == (_THINK_END, True):
+            kept = [Span(_THINK, special=True), Span(reasoning)] if reasoning else []
+            spans[place + 1 : place + 1] = kept or [Span(_THINK, special=True)]
+    return spans
+
+
+def _set_effort(spans: list[Span], effort: int) -> list[Span]:
+    """The prompt with `effort` in the line that opens it."""
+    line = spans[2].text if len(spans) > 2 else ""
+    if not line.startswith(_EFFORT_LINE):
+        raise RequestError(
+            f"deepseek-recipe {library.__version__} opens a prompt with {line[:40]!r}, wanted "
+            f"{_EFFORT_LINE!r}",
+            status=500,
+        )
+    spans[2] = Span(f"Reasoning Effort: {effort} (" + line[len(_EFFORT_LINE) :])
+    return spans
+
+
+def _constraint(request: library.ConversationRequest, numbers: ExactNumbers) -> Constraint | None:
+    found = request.inference_options.output_constraint
+    return None if found is None else Constraint(found.kind, numbers.show(found.schema))
+
+
+def _reason(error: library.ConversionError) -> str:
+    try:
+        return str(json.loads(error.body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return error.body

@@ -5,6 +5,8 @@ Slot numbers are unknown here, so they can order nothing. Equal scores go by las
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Container
 from typing import Protocol
 
@@ -16,6 +18,7 @@ from protocol.errors import ConfigError
 from .ranking import Keys, Ranking
 
 MOST_USES = 16.0
+OLDEST_SHARE = 0.08
 
 
 class Policy(Protocol):
@@ -31,6 +34,9 @@ class Policy(Protocol):
 
     def evict(self, key: int) -> None:
         """`key` was chosen as a victim and is no longer resident."""
+
+    def drop(self, key: int) -> None:
+        """`key` is no longer resident for another reason; that says nothing about the others."""
 
     def victims(self, n: int, excluded: Container[int]) -> list[int]:
         """Up to `n` residents to give up, the first to go first, none of `excluded`."""
@@ -80,6 +86,10 @@ class LfuAging:
         self._ranking.remove(key)
         self._age = self._ranking.score(key)
         self._count[key] *= 0.5
+
+    def drop(self, key: int) -> None:
+        """Nobody ages, and the key keeps what it earned."""
+        self._ranking.remove(key)
 
     def victims(self, n: int, excluded: Container[int]) -> list[int]:
         """The lowest scores; of equal ones the longest unused."""
@@ -132,6 +142,10 @@ class Lru:
         """Forget the key."""
         self._ranking.remove(key)
 
+    def drop(self, key: int) -> None:
+        """Forget the key."""
+        self.evict(key)
+
     def victims(self, n: int, excluded: Container[int]) -> list[int]:
         """The longest unused."""
         return self._ranking.lowest(n, excluded)
@@ -158,11 +172,82 @@ class Lru:
             self.admit(key)
 
 
-POLICIES: dict[str, type[LfuAging | Lru]] = {LfuAging.name: LfuAging, Lru.name: Lru}
+class LruRandom(Lru):
+    """LRU with a random victim among the oldest 8 %, so that a loop does not defeat it.
+
+    The victims come out of a pool: the oldest 8 % as of one pass over all residents, without those
+    used or gone since. What is left of it is still the oldest of all; once an eighth is missing,
+    the next pass follows. The dice have a fixed seed.
+    """
+
+    name = "lru-random"
+
+    def __init__(self, n_keys: int) -> None:
+        super().__init__(n_keys)
+        self._dice = random.Random(0)
+        self._pool: list[int] = []
+        self._pooled = np.zeros(n_keys, np.bool_)
+        self._n_pooled = 0
+        self._newest_tick = 0  # of the pool
+
+    def use(self, keys: Keys) -> None:
+        """Move the keys to the end, out of the pool."""
+        super().use(keys)
+        pooled = self._pooled[keys]
+        if pooled.any():
+            self._n_pooled -= int(pooled.sum())
+            self._pooled[keys] = False
+
+    def admit(self, key: int) -> None:
+        """Enter where the last use puts the key; where that is in the pool, a pass is due."""
+        super().admit(key)
+        if self._ranking.last_use(key) <= self._newest_tick:
+            self._n_pooled = -1
+
+    def evict(self, key: int) -> None:
+        """Forget the key."""
+        super().evict(key)
+        self._n_pooled -= bool(self._pooled[key])
+        self._pooled[key] = False
+
+    def victims(self, n: int, excluded: Container[int]) -> list[int]:
+        """Draw from the pool; where that is too small, the oldest others follow."""
+        self._renew_pool()
+        pool = self._pool
+        chosen: list[int] = []
+        passed: list[int] = []
+        while pool and len(chosen) < n:
+            place = self._dice.randrange(len(pool))
+            key, pool[place] = pool[place], pool[-1]
+            pool.pop()
+            if self._pooled[key]:
+                (passed if key in excluded else chosen).append(key)
+        pool += chosen + passed
+        if len(chosen) < n:
+            n_more = n - len(chosen)
+            others = self._ranking.lowest(n + len(chosen), excluded)
+            chosen += [key for key in others if key not in chosen][:n_more]
+        return chosen
+
+    def _renew_pool(self) -> None:
+        wanted = math.ceil(OLDEST_SHARE * len(self._ranking))
+        if 7 * wanted <= 8 * self._n_pooled <= 8 * wanted:
+            return
+        oldest = self._ranking.lowest_few(wanted)
+        self._pool = oldest.tolist()
+        self._pooled.fill(False)
+        self._pooled[oldest] = True
+        self._n_pooled = len(oldest)
+        self._newest_tick = self._ranking.last_use(self._pool[-1]) if self._pool else 0
+
+
+POLICIES: dict[str, type[LfuAging | Lru]] = {
+    policy.name: policy for policy in (LfuAging, Lru, LruRandom)
+}
 
 
 def make_policy(name: str, n_keys: int) -> Policy:
-    """Return the policy called `lfu-da` or `lru`. Raises ConfigError for another name."""
+    """Return the policy called `lfu-da`, `lru` or `lru-random`. Raises ConfigError otherwise."""
     if name not in POLICIES:
         raise ConfigError(f"policy is {name!r}, wanted one of {', '.join(sorted(POLICIES))}")
     return POLICIES[name](n_keys)

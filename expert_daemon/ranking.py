@@ -35,6 +35,10 @@ class Ranking:
         self._front: list[Rank] = []
         self._mark: tuple[float, int] = _LOWEST
         self._tick = 0
+        self._n_residents = 0
+
+    def __len__(self) -> int:
+        return self._n_residents
 
     def __contains__(self, key: int) -> bool:
         return bool(self._resident[key])
@@ -87,11 +91,13 @@ class Ranking:
         """Make `key` resident. Its tick stays, so the order of additions orders nothing."""
         self.stamp(key)
         self._score[key] = score
+        self._n_residents += not self._resident[key]
         self._resident[key] = True
         self._offer(key)
 
     def remove(self, key: int) -> None:
         """`key` is no longer resident; its last figures stay readable."""
+        self._n_residents -= bool(self._resident[key])
         self._resident[key] = False
 
     def restore(self, residents: list[tuple[int, float, int]]) -> None:
@@ -118,6 +124,13 @@ class Ranking:
         for entry in seen:
             heapq.heappush(self._front, entry)
         return chosen
+
+    def lowest_few(self, n: int) -> Keys:
+        """The `n` lowest residents, ascending, by one pass over the arrays; fewer if there are."""
+        keys: Keys = np.flatnonzero(self._resident)
+        chosen = _lowest_of(self._score[keys], self._last_use[keys], min(n, len(keys)))
+        lowest: Keys = keys[chosen]
+        return lowest
 
     def _rank(self, key: int) -> Rank:
         return float(self._score[key]), int(self._last_use[key]), key
@@ -154,6 +167,8 @@ class Ranking:
 
 def _lowest_of(score: NDArray[np.float64], tick: Keys, n: int) -> NDArray[Any]:
     """Positions of the `n` lowest (score, tick), ascending, by selection and not by sorting all."""
+    if n == 0:
+        return np.zeros(0, np.int64)
     bound = np.partition(score, n - 1)[n - 1]
     below = np.flatnonzero(score < bound)
     tied = np.flatnonzero(score == bound)

@@ -12,7 +12,7 @@ Invariants (`check` verifies them):
   write window), READY-RETIRING, LOADING-READY, LOADING-RETIRING, LOADING-FREE, RETIRING-FREE;
 * LOADING stands in the header before the first byte, READY after the last byte and checksum;
   on eviction the table entry goes to -1 before anything else;
-* a key is READY or LOADING (and not disowned) in at most one slot;
+* a key is READY or LOADING (and not disowned) in at most one slot, in two while a read is hedged;
 * no slot of the open window's experts, none of its busy ones, none leased, none LOADING is taken.
 """
 
@@ -202,15 +202,30 @@ class SlotCache:
     def fail(self, load: Load, code: str, text: str) -> None:
         """The read returned without the bytes: FREE where the slot came from FREE, else RETIRING.
 
-        Whoever waits for the key gets `code` (of ERROR_CODES) and `text`.
+        Whoever waits for the key gets `code` (of ERROR_CODES) and `text`, unless it is hedged.
         """
         key = self._flights.land(load, None)
         if key is not None:
             self._serving.landed(key, (code, text))
         self._serving.settle()
 
+    def hedge(self, load: Load) -> Load | None:
+        """Read the key of a slow read into a FREE slot as well; the first that is whole publishes.
+
+        None where no slot is FREE, the read can publish no more, or it has a second one already.
+        """
+        if not self._flights.may_hedge(load):
+            return None
+        window = self._windows.open
+        slots = self._parts.placement.take_free(1, window.busy if window else frozenset())
+        if not slots:
+            return None
+        twin = self._flights.hedge(load, slots[0])
+        self._serving.settle()
+        return twin
+
     def disown(self, load: Load, code: str, text: str) -> None:
-        """Wait for this read no longer: its key fails now, it may be read into another slot.
+        """Wait for this read no longer: unless it is hedged, its key fails and may be read anew.
 
         The slot stays LOADING until `finish` or `fail`, and nothing is published then.
         """

@@ -24,6 +24,7 @@ class CacheCounters:
     n_fetch_misses: int = 0  # keys of readers that were not
     n_fetch_busy: int = 0  # Fetches sent away, the quota being in use
     n_loads: int = 0  # reads begun
+    n_hedges: int = 0  # of these, second reads of a slow one's key
     n_published: int = 0  # READY since
     n_failed: int = 0
     n_discarded: int = 0  # returned after they were disowned

@@ -1,7 +1,8 @@
 """Reads under way: one a slot, from LOADING to whatever the read's return makes of it.
 
 A slot stays LOADING until its read has returned, whatever was cancelled or given up meanwhile. A
-read publishes only if its slot still has the generation that it started with.
+read publishes only if its slot still has the generation that it started with. A slow read may get a
+twin in another slot: the first of the two that is whole publishes, the other never does.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Flights:
         self._counters = counters
         self._of_slot: dict[int, Flight] = {}
         self._of_key: dict[int, Flight] = {}  # without those disowned
+        self._twins: dict[int, Flight] = {}  # second reads of keys that are in _of_key
 
     def __len__(self) -> int:
         return len(self._of_slot)
@@ -73,33 +75,67 @@ class Flights:
         self._of_slot[slot] = self._of_key[key] = Flight(load, key, left)
         return load
 
+    def may_publish(self, load: Load) -> bool:
+        """Whether the read is outstanding and was not disowned."""
+        outstanding = load.slot in self._of_slot
+        return outstanding and load.generation == self._book.generation[load.slot]
+
+    def may_hedge(self, load: Load) -> bool:
+        """Whether the read may publish and is its key's only one."""
+        key = load.layer * self._book.n_experts + load.expert
+        return self.may_publish(load) and key not in self._twins
+
+    def hedge(self, load: Load, slot: int) -> Load:
+        """Turn a FREE slot into a LOADING one for a second read of the same key."""
+        key = self._outstanding(load).key
+        self._book.to_loading(slot, key)
+        self._counters.n_loads += 1
+        self._counters.n_hedges += 1
+        twin = Load(slot, load.layer, load.expert, self._book.generation[slot], load.demand)
+        self._of_slot[slot] = self._twins[key] = Flight(twin, key, 0)
+        return twin
+
     def disown(self, load: Load) -> int | None:
-        """The read may not publish any more; return its key, or None where it could not anyway."""
+        """The read may not publish any more; return its key unless another read may publish it."""
         flight = self._outstanding(load)
-        if self._of_key.get(flight.key) is not flight:
+        if not self.may_publish(load):
             return None
         self._book.raise_generation(load.slot)
-        del self._of_key[flight.key]
-        return flight.key
+        return flight.key if self._leave(flight) is None else None
 
     def land(self, load: Load, checksum: int | None) -> int | None:
-        """The read has returned, whole if a checksum is given; return its key unless disowned.
+        """The read has returned, whole if a checksum is given; return the key that this decides.
 
         The key is READY where it was whole and not disowned, else the slot goes to FREE or
-        RETIRING, depending on where it came from.
+        RETIRING, depending on where it came from. None: disowned, or a second read of the key goes
+        on after this one failed.
         """
         flight = self._outstanding(load)
+        owned = self.may_publish(load)
         del self._of_slot[load.slot]
-        owned = load.generation == self._book.generation[load.slot]
-        if owned:
-            del self._of_key[flight.key]
+        other = self._leave(flight) if owned else None
         if owned and checksum is not None:
+            if other is not None:
+                self._book.raise_generation(other.load.slot)
+                self._leave(other)
             self._publish(flight, checksum)
+            return flight.key
+        self._give_back(flight)
+        self._counters.n_failed += owned
+        self._counters.n_discarded += not owned
+        return flight.key if owned and other is None else None
+
+    def _leave(self, flight: Flight) -> Flight | None:
+        """Take a flight from its key; return the key's other one, which is its first from now on."""
+        key = flight.key
+        twin = self._twins.pop(key, None)
+        if twin is flight:
+            return self._of_key[key]
+        if twin is None:
+            del self._of_key[key]
         else:
-            self._give_back(flight)
-            self._counters.n_failed += owned
-            self._counters.n_discarded += not owned
-        return flight.key if owned else None
+            self._of_key[key] = twin
+        return twin
 
     def _give_back(self, flight: Flight) -> None:
         slot = flight.load.slot

@@ -108,7 +108,7 @@ class Serving:
     def wanted(self, load: Load) -> bool:
         """Whether the window or a reader waits for a read that may still publish."""
         key = load.layer * self._book.n_experts + load.expert
-        if self._flights.load_of(key) != load:
+        if not self._flights.may_publish(load):
             return False
         window = self._windows.open
         return self._fetches.wants(key) or (window is not None and key in window.reading)

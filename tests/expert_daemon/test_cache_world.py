@@ -71,6 +71,10 @@ class CacheMachine(RuleBasedStateMachine):
     def disown(self, n):
         self.world.disown(n)
 
+    @rule(n=numbers)
+    def hedge(self, n):
+        self.world.hedge(n)
+
     @rule(picks=st.lists(numbers, min_size=1, max_size=3))
     def launch(self, picks):
         self.world.launch(picks)
@@ -168,6 +172,7 @@ def drive(seed: int, n_events: int) -> World:
         (3, lambda: world.write(n())),
         (2, lambda: world.fail(n(), written=draw.random() < 0.5)),
         (1, lambda: world.disown(n())),
+        (2, lambda: world.hedge(n())),
         (3, world.attach),
         (6, lambda: world.launch([n() for _ in range(draw.randrange(1, 4))])),
         (5, lambda: world.launch_done(n())),

@@ -194,6 +194,13 @@ class World:
             load = self.outstanding[n % len(self.outstanding)]
             self.cache.disown(load, "TIMEOUT", "injected")
 
+    def hedge(self, n: int) -> None:
+        """A read is slow: its key is read into another slot as well."""
+        if self.outstanding:
+            twin = self.cache.hedge(self.outstanding[n % len(self.outstanding)])
+            if twin is not None:
+                self.outstanding.append(twin)
+
     def _write(self, load: Load, what: Any) -> None:
         slot = load.slot
         assert self.memory.headers[slot]["state"] == SlotState.LOADING, "a write outside LOADING"

@@ -1,5 +1,7 @@
 """A model directory, opened and checked whole: config, headers, names, shapes, the fingerprint.
 
+A directory with a `pack.json` is an expert pack, any other one an official checkpoint.
+
 Invariants: a Checkpoint that exists holds every tensor of its config exactly once, with the right
 dtype and shape, inside a file that was long enough when it was opened. No file stays open, and
 nothing behind a header is read.
@@ -9,28 +11,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from protocol.errors import ConfigError, ShardError
+from protocol.errors import ConfigError
 
 from .model_config import CONFIG_NAME, ModelConfig, parse_model_config, read_config_json
+from .pack_directory import open_pack
+from .pack_manifest import is_pack
 from .safetensors_index import SafetensorsIndex, Shard, TensorEntry, load_index
 from .slice_map import ByteRange, EngramTable, SliceMap
-from .tensor_table import (
-    ExpectedTensor,
-    dense_tensors,
-    expected_tensors,
-    is_skipped,
-    tensor_label,
-)
+from .tensor_check import check_tensors
+from .tensor_table import dense_tensors, engram_rows_name, expected_tensors
 
 DEMO_PACKAGE = "demo"
 FINGERPRINT_BYTES = 16
+
+Kind = Literal["official", "pack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +47,31 @@ class Checkpoint:
     slice_map: SliceMap
     engram_tables: tuple[EngramTable, ...]
     fingerprint: bytes  # 16
+    kind: Kind = "official"
+    # Checksums of the slots, [n_layers, n_experts], where the source has them.
+    checksums: NDArray[np.uint64] | None = field(default=None, compare=False)
+    warnings: tuple[str, ...] = ()  # what is wrong, but not in the way
+
+    def expert_format(self, layer: int) -> str:
+        """Format of a layer's experts: "FP4", or block types such as "Q4_K" or "Q2_K/Q3_K"."""
+        return self.slice_map.layouts[layer].format
 
     def dense_tensors(self) -> Iterator[TensorEntry]:
         """The tensors that compute loads: no byte of a routed expert or an Engram table."""
         return (self.tensors[name] for name in dense_tensors(self.config))
 
 
-def open_checkpoint(directory: Path) -> Checkpoint:
-    """Open and check a model directory; raises ConfigError or ShardError."""
+def open_checkpoint(directory: Path, *, incomplete: bool = False) -> Checkpoint:
+    """Open and check a model directory; raises ConfigError or ShardError.
+
+    `incomplete` accepts a pack that holds a share of the layers, for looking at it.
+    """
     raw = read_config_json(directory)
     config = parse_model_config(raw, str(directory / CONFIG_NAME))
+    if is_pack(directory):
+        return _open_pack(directory, raw, config, incomplete=incomplete)
     index = load_index(directory)
-    _check_tensors(directory, index, expected_tensors(config))
+    check_tensors(directory, index.tensors, expected_tensors(config))
     return Checkpoint(
         directory=directory,
         config=config,
@@ -64,6 +80,24 @@ def open_checkpoint(directory: Path) -> Checkpoint:
         slice_map=SliceMap.build(config, index.shards, index.tensors),
         engram_tables=_engram_tables(config, index.tensors),
         fingerprint=model_fingerprint(raw, index),
+    )
+
+
+def _open_pack(
+    directory: Path, raw: dict[str, Any], config: ModelConfig, *, incomplete: bool
+) -> Checkpoint:
+    pack = open_pack(directory, config, raw, incomplete=incomplete)
+    return Checkpoint(
+        directory=directory,
+        config=config,
+        shards=pack.shards,
+        tensors=pack.tensors,
+        slice_map=pack.slice_map,
+        engram_tables=_engram_tables(config, pack.tensors),
+        fingerprint=pack.fingerprint,
+        kind="pack",
+        checksums=pack.slice_map.checksums,
+        warnings=pack.warnings,
     )
 
 
@@ -111,45 +145,30 @@ def _demo_directory() -> Path:
     return directory
 
 
-def _check_tensors(
-    directory: Path, index: SafetensorsIndex, expected: dict[str, ExpectedTensor]
-) -> None:
-    tensors = index.tensors
-    for name, wanted in expected.items():
-        entry = tensors.get(name)
-        if entry is None:
-            raise ShardError(
-                f"{directory}: {tensor_label(name)} is in no shard, "
-                f"wanted {wanted.dtype} {list(wanted.shape)}"
-            )
-        if entry.dtype != wanted.dtype or entry.shape != wanted.shape:
-            raise ShardError(
-                f"{entry.shard.path}: {tensor_label(name)} is {entry.dtype} {list(entry.shape)}, "
-                f"wanted {wanted.dtype} {list(wanted.shape)}"
-            )
-    for name, entry in tensors.items():
-        if name not in expected and not is_skipped(name):
-            raise ShardError(
-                f"{entry.shard.path}: {tensor_label(name)} is no part of the model that "
-                f"{CONFIG_NAME} describes"
-            )
-
-
 def _engram_tables(config: ModelConfig, tensors: dict[str, TensorEntry]) -> tuple[EngramTable, ...]:
-    tables: list[EngramTable] = []
-    for index, layer in enumerate(config.engram_layers):
-        values = tensors[f"layers.{layer}.engram.embed.weight"]
-        scales = tensors[f"layers.{layer}.engram.embed.scale"]
-        n_rows = config.engram_n_rows[index]
-        tables.append(
-            EngramTable(
-                index=index,
-                layer=layer,
-                n_rows=n_rows,
-                values=ByteRange(values.shard, values.offset, values.n_bytes),
-                scales=ByteRange(scales.shard, scales.offset, scales.n_bytes),
-                value_bytes=values.n_bytes // n_rows,
-                scale_bytes=scales.n_bytes // n_rows,
-            )
+    return tuple(
+        _engram_table(index, layer, n_rows, tensors)
+        for index, (layer, n_rows) in enumerate(
+            zip(config.engram_layers, config.engram_n_rows, strict=True)
         )
-    return tuple(tables)
+    )
+
+
+def _engram_table(
+    index: int, layer: int, n_rows: int, tensors: dict[str, TensorEntry]
+) -> EngramTable:
+    """One table; where values and scales stand together, its row is all values and no scale."""
+    rows = tensors.get(engram_rows_name(layer))
+    values = rows or tensors[f"layers.{layer}.engram.embed.weight"]
+    scales = None if rows else tensors[f"layers.{layer}.engram.embed.scale"]
+    return EngramTable(
+        index=index,
+        layer=layer,
+        n_rows=n_rows,
+        values=ByteRange(values.shard, values.offset, values.n_bytes),
+        scales=ByteRange(scales.shard, scales.offset, scales.n_bytes)
+        if scales
+        else ByteRange(values.shard, values.offset, 0),
+        value_bytes=values.n_bytes // n_rows,
+        scale_bytes=scales.n_bytes // n_rows if scales else 0,
+    )

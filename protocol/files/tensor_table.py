@@ -16,6 +16,7 @@ from .model_config import ModelConfig
 SKIPPED_PREFIXES = ("mtp.", "vision.", "aligner.", "image_")
 SKIPPED_SUFFIX = ".ffn.gate.bias_vl"
 _PIECE_SUFFIXES = ("w1.weight", "w1.scale", "w3.weight", "w3.scale", "w2.weight", "w2.scale")
+_TABLE_NAME = re.compile(r"layers\.(\d{1,6})\.engram\.embed\.(?:weight|scale|rows)", re.ASCII)
 _EXPERT_NAME = re.compile(r"layers\.(\d{1,6})\.ffn\.experts\.(\d{1,6})\.", re.ASCII)
 
 Kind = Literal["dense", "expert", "engram"]
@@ -103,6 +104,17 @@ def engram_tensors(config: ModelConfig) -> dict[str, ExpectedTensor]:
         tensors[prefix + "weight"] = ExpectedTensor("F8_E4M3", (n_rows, dim), "engram")
         tensors[prefix + "scale"] = ExpectedTensor("F8_E8M0", (n_rows, dim // TILE), "engram")
     return tensors
+
+
+def engram_rows_name(layer: int) -> str:
+    """Return the name of a table whose rows hold values and scales together (our own packs)."""
+    return f"layers.{layer}.engram.embed.rows"
+
+
+def is_engram_table(name: str, layer: int | None = None) -> bool:
+    """Whether a tensor is an Engram table, or its scales, of a layer or of any."""
+    match = _TABLE_NAME.fullmatch(name)
+    return match is not None and (layer is None or int(match[1]) == layer)
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, ExpectedTensor]:

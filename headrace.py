@@ -27,6 +27,8 @@ COMMANDS = {
     "eval": "measure the perplexity of a text",
     "daemon": "run the expert daemon by itself",
     "inspect": "show what a checkpoint holds and what fits where",
+    "pack": "make the fast form of a checkpoint, an expert pack",
+    "verify": "read every byte of a model and say which are bad",
     "completion": "print a completion script for a shell",
 }
 

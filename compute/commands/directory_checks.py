@@ -1,0 +1,162 @@
+"""What `headrace verify` holds each file of a directory to: a pack's own hashes, or kept ones."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import ShardError
+from protocol.files.checkpoint import Checkpoint
+from protocol.files.pack_directory import header_hash, read_record_file
+from protocol.files.pack_manifest import Manifest, PackFile, SourceFile, tree_hash
+from protocol.files.record_map import RecordFile
+from protocol.files.safetensors_header import Shard, TensorEntry
+from protocol.files.tensor_table import expert_key, tensor_label
+
+from .file_checks import CheckedFile, Fault, whole_file
+from .kept_hashes import KeptHashes
+
+Hashes = NDArray[np.uint64]
+
+
+class KeptCheck:
+    """Files without hashes of their own: compared with kept ones, or only read."""
+
+    def __init__(self, kept: KeptHashes, *, record: bool) -> None:
+        self._kept = kept
+        self._record = record
+        self.n_uncompared_bytes = 0
+        self.n_recorded = 0
+
+    def file(self, shard: Shard, entries: Sequence[TensorEntry] = ()) -> CheckedFile:
+        """Return the check of one file; `entries` say what is in a bad place."""
+        wanted = self._kept.load(shard.name, shard.n_bytes)
+        inside = sorted(entries, key=lambda entry: entry.offset)
+
+        def judge(file: CheckedFile) -> list[Fault]:
+            faults = [_named(fault, inside) for fault in file.unread_faults()]
+            if wanted is None:
+                self.n_uncompared_bytes += shard.n_bytes
+                if self._record and not faults:
+                    self._kept.save(shard.name, shard.n_bytes, file.found)
+                    self.n_recorded += 1
+                return faults
+            unread = {part for part, _ in file.unread}
+            for part in np.flatnonzero(file.found != wanted).tolist():
+                if part not in unread:
+                    text = _differs(int(file.found[part]), int(wanted[part]))
+                    _, offset, n_bytes = file.part_span(part)
+                    faults.append(_named(Fault(shard.path, text, offset, n_bytes), inside))
+            return faults
+
+        return CheckedFile(shard, whole_file(shard), judge)
+
+
+def shard_checks(checkpoint: Checkpoint, kept: KeptCheck) -> list[CheckedFile]:
+    """Every shard of a checkpoint whose files carry no hashes."""
+    entries: dict[Shard, list[TensorEntry]] = defaultdict(list)
+    for entry in checkpoint.tensors.values():
+        entries[entry.shard].append(entry)
+    return [kept.file(shard, entries[shard]) for shard in checkpoint.shards]
+
+
+def pack_checks(
+    directory: Path, manifest: Manifest, kept: KeptCheck
+) -> tuple[list[CheckedFile], list[Fault]]:
+    """Every file of a pack, and the faults that show without reading it whole."""
+    checks: list[CheckedFile] = []
+    faults: list[Fault] = []
+    for file in manifest.files:
+        path = manifest.directory(directory, file.place) / file.name
+        try:
+            if file.kind == "experts":
+                checks.append(_record_check(read_record_file(path, file, manifest)))
+            else:
+                checks.append(_plain_check(_shard(path, file.n_bytes), file))
+        except ShardError as error:
+            faults.append(_of_error(path, error, file))
+    for link in manifest.links:
+        path = directory / link.name
+        try:
+            checks.append(kept.file(_linked_shard(path, link)))
+        except ShardError as error:
+            faults.append(_of_error(path, error))
+    return checks, faults
+
+
+def _record_check(record: RecordFile) -> CheckedFile:
+    header, shard = record.header, record.shard
+    regions = [
+        (header.record_offset(expert), header.share_bytes) for expert in range(header.n_experts)
+    ]
+    wanted = record.parts.reshape(-1)
+
+    def judge(file: CheckedFile) -> list[Fault]:
+        why = dict(file.unread)
+        faults = []
+        for part in sorted({*np.flatnonzero(file.found != wanted).tolist(), *why}):
+            expert, offset, n_bytes = file.part_span(part)
+            text = why.get(part) or _differs(int(file.found[part]), int(wanted[part]))
+            faults.append(Fault(shard.path, text, offset, n_bytes, header.layer, expert))
+        return faults
+
+    return CheckedFile(shard, [region for region in regions if region[1]], judge)
+
+
+def _plain_check(shard: Shard, wanted: PackFile) -> CheckedFile:
+    def judge(file: CheckedFile) -> list[Fault]:
+        faults = file.unread_faults()
+        found = tree_hash(file.found)
+        if not faults and found != wanted.hash:
+            faults.append(Fault(shard.path, f"its bytes have hash {found}, wanted {wanted.hash}"))
+        return faults
+
+    return CheckedFile(shard, whole_file(shard), judge)
+
+
+def _shard(path: Path, n_bytes: int) -> Shard:
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise ShardError(f"{path}: {error.strerror}") from None
+    if found != n_bytes:
+        raise ShardError(f"{path}: has {found} bytes, the manifest says {n_bytes}")
+    return Shard(path, found)
+
+
+def _linked_shard(path: Path, link: SourceFile) -> Shard:
+    shard = _shard(path, link.n_bytes)
+    if header_hash(path) != link.header:
+        raise ShardError(f"{path}: its header is no longer the one that was packed")
+    return shard
+
+
+def _of_error(path: Path, error: ShardError, file: PackFile | None = None) -> Fault:
+    text = str(error).removeprefix(f"{path}: ")
+    return Fault(path, text, layer=file.layer if file else -1)
+
+
+def _differs(found: int, wanted: int) -> str:
+    return f"hash {found:016x}, wanted {wanted:016x}"
+
+
+def _named(fault: Fault, entries: Sequence[TensorEntry]) -> Fault:
+    """Say which tensors lie in a fault's range; a routed expert's first."""
+    stop = fault.offset + fault.n_bytes
+    first = bisect_right(entries, fault.offset, key=lambda entry: entry.offset) - 1
+    inside = [
+        entry
+        for entry in entries[max(0, first) :]
+        if entry.offset < stop and entry.offset + entry.n_bytes > fault.offset
+    ]
+    if not inside:
+        return fault
+    chosen = next((entry for entry in inside if expert_key(entry.name)), inside[0])
+    more = f" and {len(inside) - 1} more" if len(inside) > 1 else ""
+    text = f"{tensor_label(chosen.name)}{more}: {fault.text}"
+    return Fault(fault.path, text, fault.offset, fault.n_bytes)

@@ -1,0 +1,115 @@
+"""The command `headrace pack`: its flags, its order of work, its words."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .plan import PackOptions
+
+EXPERTS = ("fp4", "q2k-q3k", "q4k", "q8_0")
+DEFAULT_JOBS = 4
+MAX_JOBS = 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add source, target and what goes where."""
+    parser.add_argument("source", metavar="SRC", help="model directory, or demo")
+    parser.add_argument("target", metavar="DST", help="directory of the pack, new or begun before")
+    parser.add_argument(
+        "--experts", choices=EXPERTS, default="fp4", help="format of the experts (default: fp4)"
+    )
+    parser.add_argument(
+        "--stripe", metavar="DIR,DIR", help="spread each expert over these directories' drives"
+    )
+    parser.add_argument("--mirror", metavar="DIR", help="write the experts a second time, there")
+    parser.add_argument("--layers", metavar="A-B", help="pack the experts of these layers only")
+    parser.add_argument(
+        "--jobs", metavar="N", type=int, default=DEFAULT_JOBS,
+        help=f"experts read and written at a time (default: {DEFAULT_JOBS})",
+    )  # fmt: skip
+    engram = parser.add_mutually_exclusive_group()
+    engram.add_argument(
+        "--copy", action="store_true", help="copy the Engram tables instead of linking their shards"
+    )
+    engram.add_argument(
+        "--interleave-engram", action="store_true",
+        help="copy the Engram tables with a row's values and scales together",
+    )  # fmt: skip
+    parser.add_argument(
+        "--device", metavar="NAME", default="auto",
+        help="where to quantise: cpu, cuda, cuda:N (default: a GPU where there is one)",
+    )  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    parser.add_argument(
+        "--json", action="store_true", help="progress and result as JSON, an object a line"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Pack, or go on with what was begun; raises HeadraceError."""
+    from compute.commands.byte_report import Report
+    from protocol.errors import ConfigError
+    from protocol.files.checkpoint import open_checkpoint, resolve_model
+    from protocol.files.model_config import load_model_config
+
+    from .packing import pack, write_plan
+    from .plan import make_plan
+    from .preflight import check_places, check_room
+
+    if not 1 <= args.jobs <= MAX_JOBS:
+        raise ConfigError(f"--jobs: {args.jobs} is not a number from 1 to {MAX_JOBS}")
+    source = resolve_model(args.source)
+    options = _options(args, source)
+    config = load_model_config(source)
+    check_places(options, config)
+    plan = make_plan(options, open_checkpoint(source))
+    report = Report("packing", as_json=args.json)
+    if args.dry_run:
+        write_plan(plan, report)
+        check_room(plan, ())
+        return 0
+    return pack(plan, report, jobs=args.jobs, device=args.device)
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Return the layers that "3", "0-9" or "0-3,7" means, ascending; raises ConfigError."""
+    from protocol.errors import ConfigError
+
+    layers: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        numbers = (first, last) if dash else (first, first)
+        if not all(number.isascii() and number.isdigit() for number in numbers):
+            raise ConfigError(f"--layers: {text!r} is neither a layer nor a range such as 0-9")
+        a, b = map(int, numbers)
+        if a > b or b >= 1 << 12:
+            raise ConfigError(f"--layers: {part!r} is no range of layers")
+        layers.update(range(a, b + 1))
+    return tuple(sorted(layers))
+
+
+def _options(args: argparse.Namespace, source: Path) -> PackOptions:
+    from .plan import ENGRAM_COPIED, ENGRAM_LINKED, ENGRAM_ROWS, PackOptions
+
+    engram = ENGRAM_COPIED if args.copy else ENGRAM_LINKED
+    stripes = args.stripe.split(",") if args.stripe else []
+    return PackOptions(
+        source=source,
+        target=_directory(args.target, "DST"),
+        experts=args.experts,
+        stripes=tuple(_directory(path, "--stripe") for path in stripes),
+        mirror=_directory(args.mirror, "--mirror") if args.mirror is not None else None,
+        layers=parse_layers(args.layers) if args.layers else None,
+        engram=ENGRAM_ROWS if args.interleave_engram else engram,
+    )
+
+
+def _directory(text: str, where: str) -> Path:
+    from protocol.errors import ConfigError
+
+    if not text:
+        raise ConfigError(f"{where}: names no directory")
+    return Path(text).expanduser().absolute()

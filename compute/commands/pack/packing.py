@@ -1,0 +1,248 @@
+"""One run of pack, from the plan to the manifest; whatever it writes, a later run can take up."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from compute.commands.byte_report import Report
+from protocol.errors import ConfigError
+from protocol.files.pack_directory import layer_ranges
+from protocol.files.pack_manifest import (
+    HOME,
+    KINDS,
+    MANIFEST_NAME,
+    WORK_NAME,
+    Manifest,
+    PackFile,
+    SourceFile,
+    is_pack,
+    read_manifest,
+)
+from protocol.sizes import format_size
+
+from .links import link_shard, would_link
+from .outputs import CHUNK_BYTES, Output, Site
+from .part_file import write_atomically, write_error
+from .plan import PackPlan
+from .preflight import check_room
+from .progress_notes import ProgressNotes, check_manifest, check_same_source
+from .records import Convert, needs_conversion, record_filler
+from .source_files import Scratch, SourceReader, stamps
+from .workers import Workers
+
+
+def pack(plan: PackPlan, report: Report, *, jobs: int, device: str) -> int:
+    """Write the pack, or what is missing of it; raises HeadraceError."""
+    if _is_finished(plan):
+        report.line(f"{plan.options.target}: is packed already")
+        report.event("done", **_result(plan, read_manifest(plan.options.target)), bytes=0)
+        return 0
+    if not is_pack(plan.options.target):
+        check_room(plan, ())
+    _make_directories(plan)
+    notes = ProgressNotes(plan)
+    try:
+        done = _still_there(plan, notes)
+        check_room(plan, done)
+        links = _link(plan, report)
+        _write_outputs(plan, notes, done, report, jobs=jobs, device=device)
+        check_same_source(plan, stamps(plan.checkpoint, plan.copies), "while it was being packed")
+        manifest = _manifest(plan, notes, links)
+        write_atomically(plan.options.target / MANIFEST_NAME, manifest.encode())
+    except BaseException:
+        notes.close()
+        raise
+    notes.remove()
+    facts = report.end()
+    report.line(_closing_line(plan, manifest, facts))
+    report.event("done", **_result(plan, manifest), **facts)
+    return 0
+
+
+def write_plan(plan: PackPlan, report: Report) -> None:
+    """Print what would be written; writes nothing."""
+    files = plan.planned_files()
+    links = [
+        {"name": path.name, "how": would_link(path, plan.options.target)} for path in plan.links
+    ]
+    report.event(
+        "plan",
+        source=str(plan.checkpoint.directory),
+        directory=str(plan.options.target),
+        experts=plan.options.experts,
+        record_bytes=plan.layouts[0].image.slot_bytes,
+        layers=list(plan.layers),
+        total_bytes=sum(file.n_bytes for file in files),
+        links=links,
+        files=[
+            {
+                "path": str(plan.directory(file.place) / file.name),
+                "kind": file.kind,
+                "bytes": file.n_bytes,
+            }
+            for file in files
+        ],
+    )
+    if report.is_json:
+        return
+    for text in _plan_lines(plan, links):
+        sys.stdout.write(text + "\n")
+
+
+def _plan_lines(plan: PackPlan, links: list[dict[str, str]]) -> list[str]:
+    files = plan.planned_files()
+    layout = plan.layouts[0]
+    n_experts = plan.checkpoint.config.n_experts
+    what = f"layers {layer_ranges(plan.layers)}: {n_experts} experts each, {layout.format}"
+    lines = [
+        f"{plan.checkpoint.directory} to {plan.options.target}:",
+        f"  {what}, in records of {layout.image.slot_bytes} bytes",
+    ]
+    for kind in KINDS:
+        by_place: dict[str, list[int]] = {}
+        for file in files:
+            if file.kind == kind:
+                by_place.setdefault(file.place, []).append(file.n_bytes)
+        for place, sizes in by_place.items():
+            where = "" if place == HOME else f" in {plan.directory(place)} ({place})"
+            lines.append(
+                f"  {kind:8} {len(sizes):4} files {format_size(sum(sizes)):>10}"
+                f" ({sum(sizes)} bytes){where}"
+            )
+    lines += [f"  engram   {link['name']}: {link['how']}" for link in links]
+    total = sum(file.n_bytes for file in files)
+    lines.append(f"  in all {format_size(total)} ({total} bytes) to write")
+    return lines
+
+
+def _is_finished(plan: PackPlan) -> bool:
+    """Whether the directory already holds all that is asked for; raises where it holds another."""
+    home = plan.options.target
+    if not (home / MANIFEST_NAME).exists() or (home / WORK_NAME).exists():
+        return False
+    manifest = read_manifest(home)
+    check_manifest(plan, manifest)
+    rows = {(file.place, file.name): file for file in manifest.files}
+    return all((file.place, file.name) in rows for file in plan.planned_files()) and all(
+        _has_size(plan, file) for file in manifest.files
+    )
+
+
+def _make_directories(plan: PackPlan) -> None:
+    options = plan.options
+    mirrors = [options.mirror] if options.mirror else []
+    for directory in (options.target, *options.stripes, *mirrors):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(directory, error) from error
+
+
+def _still_there(plan: PackPlan, notes: ProgressNotes) -> set[tuple[str, str]]:
+    """Files that are noted as finished and have their size: they are not written again."""
+    return {key for key, file in notes.done.items() if _has_size(plan, file)}
+
+
+def _has_size(plan: PackPlan, file: PackFile) -> bool:
+    path = plan.directory(file.place) / file.name
+    return path.is_file() and path.stat().st_size == file.n_bytes
+
+
+def _link(plan: PackPlan, report: Report) -> tuple[SourceFile, ...]:
+    for path in plan.links:
+        how = link_shard(path, plan.options.target)
+        report.line(f"{path.name}: {how} to the source, which is now read-only")
+        report.event("link", name=path.name, how=how)
+    names = {path.name for path in plan.links}
+    return tuple(stamp for stamp in plan.stamps if stamp.name in names)
+
+
+def _write_outputs(
+    plan: PackPlan,
+    notes: ProgressNotes,
+    done: set[tuple[str, str]],
+    report: Report,
+    *,
+    jobs: int,
+    device: str,
+) -> None:
+    reader = SourceReader(plan.checkpoint.shards)
+    try:
+        fill = record_filler(plan, reader, _converter(plan, device))
+        outputs: list[Output] = [*plan.plain_outputs(), *plan.layer_outputs(fill)]
+        missing = [
+            output
+            for output in outputs
+            if not all((file.place, file.name) in done for file in output.files)
+        ]
+        sizes = [file.n_bytes for output in missing for file in output.files]
+        report.start(sum(sizes), resumed=notes.is_resumed, files=len(sizes))
+        layouts = plan.checkpoint.slice_map.layouts
+        target_bytes = max(layout.image.slot_bytes for layout in plan.layouts)
+        source_bytes = max(layout.image.slot_bytes for layout in layouts)
+        workers = Workers(
+            missing,
+            Site(plan.directory, notes.directory, reader),
+            lambda: Scratch.of(max(CHUNK_BYTES, target_bytes), source_bytes),
+            report.add,
+            lambda _, files: notes.note(files),
+        )
+        workers.run(jobs)
+    finally:
+        reader.close()
+
+
+def _converter(plan: PackPlan, device: str) -> Convert | None:
+    if not needs_conversion(plan):
+        return None
+    try:
+        from compute.experts.requantise import Quantiser
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--experts {plan.options.experts}: quantising needs torch, which is not installed"
+        ) from error
+    return Quantiser(device).convert
+
+
+def _manifest(plan: PackPlan, notes: ProgressNotes, links: tuple[SourceFile, ...]) -> Manifest:
+    stripes, mirror = plan.place_texts()
+    files = sorted(
+        notes.done.values(), key=lambda file: (KINDS.index(file.kind), file.place, file.name)
+    )
+    return Manifest(
+        pack_id=plan.pack_id,
+        fingerprint=plan.checkpoint.fingerprint,
+        experts=plan.options.experts,
+        engram=plan.options.engram,
+        n_layers=plan.checkpoint.config.n_layers,
+        layers=tuple(sorted({file.layer for file in files if file.kind == "experts"})),
+        source=plan.stamps,
+        files=tuple(files),
+        links=links,
+        stripes=stripes,
+        mirror=mirror,
+    )
+
+
+def _result(plan: PackPlan, manifest: Manifest) -> dict[str, Any]:
+    return {
+        "directory": str(plan.options.target),
+        "files": len(manifest.files),
+        "file_bytes": sum(file.n_bytes for file in manifest.files),
+        "complete": not manifest.missing_layers,
+        "missing_layers": list(manifest.missing_layers),
+    }
+
+
+def _closing_line(plan: PackPlan, manifest: Manifest, facts: dict[str, Any]) -> str:
+    kept = facts["bytes_kept"]
+    text = (
+        f"{plan.options.target}: {format_size(facts['bytes'] - kept)} written in "
+        f"{facts['seconds']:.1f} s, {format_size(facts['bytes_per_s'])}/s"
+    )
+    if kept:
+        text += f"; {format_size(kept)} were there already"
+    if manifest.missing_layers:
+        text += f"; incomplete, without layers {layer_ranges(manifest.missing_layers)}"
+    return text

@@ -1,0 +1,119 @@
+"""`headrace verify`: every byte of a model directory read, its hashes compared where it has some.
+
+Of a pack every record, file and mirror is held to the hashes that pack wrote. Official and GGUF
+shards carry none: headers, ranges and sizes are checked, every byte is read, and compared with what
+an earlier `--record` kept. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .directory_checks import KeptCheck
+    from .file_checks import CheckedFile, Fault
+
+DEFAULT_JOBS = 4
+MAX_JOBS = 256
+BAD = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the directory and how it is read."""
+    parser.add_argument("model", metavar="DIR", help="model directory, or demo")
+    parser.add_argument(
+        "--record", action="store_true", help="keep hashes of shards that have none, for next time"
+    )
+    parser.add_argument(
+        "--jobs", metavar="N", type=int, default=DEFAULT_JOBS,
+        help=f"reads at a time (default: {DEFAULT_JOBS})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--state-dir", metavar="DIR", help="where hashes are kept (default: as the daemon's)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="progress and result as JSON, an object a line"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read everything, name what is bad; 1 where anything is."""
+    from expert_daemon.config import default_state_dir
+    from protocol.errors import ConfigError
+    from protocol.files.checkpoint import resolve_model
+
+    from .byte_report import Report
+    from .file_checks import FileChecks
+
+    if not 1 <= args.jobs <= MAX_JOBS:
+        raise ConfigError(f"--jobs: {args.jobs} is not a number from 1 to {MAX_JOBS}")
+    state_dir = Path(args.state_dir) if args.state_dir else default_state_dir(os.environ)
+    directory = resolve_model(args.model)
+    checks, faults, kept = _checks(directory, state_dir, record=args.record)
+    report = Report("verifying", as_json=args.json)
+    report.start(sum(check.n_bytes for check in checks), files=len(checks))
+    faults += FileChecks(checks, report.add).run(args.jobs)
+    facts = report.end()
+    for fault in faults:
+        report.line(f"bad: {fault}")
+    report.line(_closing_line(directory, faults, facts, kept))
+    report.event(
+        "done",
+        directory=str(directory),
+        bad=[asdict(fault) | {"path": str(fault.path)} for fault in faults],
+        compared_bytes=facts["bytes"] - kept.n_uncompared_bytes,
+        recorded_files=kept.n_recorded,
+        **facts,
+    )
+    return BAD if faults else 0
+
+
+def _checks(
+    directory: Path, state_dir: Path, *, record: bool
+) -> tuple[list[CheckedFile], list[Fault], KeptCheck]:
+    """What is to be read, what is bad already, and the hashes that are kept."""
+    from protocol.errors import ShardError
+    from protocol.files.checkpoint import open_checkpoint
+    from protocol.files.pack_manifest import is_pack, read_manifest
+
+    from .directory_checks import KeptCheck, pack_checks, shard_checks
+    from .file_checks import Fault
+    from .kept_hashes import KeptHashes
+
+    if not is_pack(directory):
+        checkpoint = open_checkpoint(directory)
+        hashes = KeptHashes(state_dir, checkpoint.fingerprint, directory)
+        kept = KeptCheck(hashes, record=record)
+        return shard_checks(checkpoint, kept), [], kept
+    manifest = read_manifest(directory)
+    kept = KeptCheck(KeptHashes(state_dir, manifest.pack_id, directory), record=record)
+    checks, faults = pack_checks(directory, manifest, kept)
+    try:
+        open_checkpoint(directory, incomplete=True)
+    except ShardError as error:
+        if not faults:  # else it says the same again
+            faults.append(Fault(directory, str(error).removeprefix(f"{directory}: ")))
+    return checks, faults, kept
+
+
+def _closing_line(
+    directory: Path, faults: list[Fault], facts: dict[str, Any], kept: KeptCheck
+) -> str:
+    from protocol.sizes import format_size
+
+    text = (
+        f"{directory}: {format_size(facts['bytes'])} read in {facts['seconds']:.1f} s, "
+        f"{format_size(facts['bytes_per_s'])}/s; {len(faults) or 'nothing'} bad"
+    )
+    if kept.n_recorded:
+        text += f"; hashes of {kept.n_recorded} files kept for next time"
+    elif kept.n_uncompared_bytes:
+        text += (
+            f"; {format_size(kept.n_uncompared_bytes)} have no hashes to compare with "
+            "(--record keeps some)"
+        )
+    return text

@@ -234,6 +234,14 @@ class SlotCache:
             self._serving.landed(key, (code, text))
         self._serving.settle()
 
+    def bar(self, layer: int, expert: int, code: str, text: str) -> None:
+        """Read this key no more: who asks for it while it is absent gets `code` and `text`."""
+        self._parts.barred[layer * self._book.n_experts + expert] = (code, text)
+
+    def unbar(self, layer: int, expert: int) -> None:
+        """The key may be read again."""
+        self._parts.barred.pop(layer * self._book.n_experts + expert, None)
+
     def wanted(self, load: Load) -> bool:
         """Whether anybody waits for this read; if not, one not yet begun may be given to `fail`."""
         return self._serving.wanted(load)
@@ -257,7 +265,9 @@ class SlotCache:
                 self.counters.n_fetch_hits += 1
                 continue
             self.counters.n_fetch_misses += 1
-            if self._flights.load_of(key) is None:
+            if key in self._parts.barred:
+                self._fetches.failed(key, *self._parts.barred[key])
+            elif self._flights.load_of(key) is None:
                 self._fetches.starved[key] = None
         self._serving.settle()
 

@@ -75,7 +75,8 @@ def _check_counts(parts: CacheParts) -> None:
     window = parts.windows.open
     unplaced = 0 if window is None else len(window.unplaced)
     found = Counter(parts.book.state)
-    sorted_out = counters.n_hits + counters.n_adopted + counters.n_misses + counters.n_no_slot
+    sorted_out = counters.n_hits + counters.n_adopted + counters.n_misses
+    sorted_out += counters.n_barred + counters.n_no_slot
     assert counters.n_requested == sorted_out + unplaced, "requested keys"
     returned = counters.n_published + counters.n_failed + counters.n_discarded
     assert counters.n_loads == returned + found[LOADING], "reads begun"

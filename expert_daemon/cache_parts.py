@@ -75,6 +75,7 @@ class CacheParts:
         self.flights = Flights(self.book, policy, self.retired, self.counters)
         self.windows = WindowDesk()
         self.leases = LeaseBook(limits.lease_quota)
+        self.barred: dict[int, tuple[str, str]] = {}  # keys not to be read, and why: (code, text)
         self.fetches = FetchDesk(self.leases, n_experts)
         self.placement = Placement(
             self.book,

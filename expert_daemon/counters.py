@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class CacheCounters:
-    """n_requested = n_hits + n_adopted + n_misses + n_no_slot + those still without a slot.
+    """n_requested = n_hits + n_adopted + n_misses + n_barred + n_no_slot + those without a slot yet.
 
     n_loads = n_published + n_failed + n_discarded + reads under way.
     """
@@ -17,6 +17,7 @@ class CacheCounters:
     n_hits: int = 0  # READY when the request came
     n_adopted: int = 0  # under way for somebody else
     n_misses: int = 0  # read for the request
+    n_barred: int = 0  # not to be read
     n_no_slot: int = 0  # nothing could be evicted, or not before the request was cancelled
     n_cancelled: int = 0  # requests cancelled
     n_uses: int = 0  # (step, layer, expert) counted

@@ -69,6 +69,9 @@ class Serving:
             load = self._flights.load_of(key)
             if key in self._book.slot_of:
                 window.n_hits += 1
+            elif key in self._parts.barred:
+                window.faults[key] = self._parts.barred[key]
+                counters.n_barred += 1
             elif load is None:
                 window.unplaced.append(key)
             else:

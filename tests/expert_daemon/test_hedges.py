@@ -1,4 +1,4 @@
-"""Facts about hedged reads: two reads of one key, of which one publishes."""
+"""Facts about reads that are slow or hopeless: hedged ones, and keys that are not to be read."""
 
 from __future__ import annotations
 
@@ -100,4 +100,23 @@ def test_a_hedge_takes_no_busy_slot():
     (load,) = rig.ask(0, [2], busy=free[:1])
     assert load.slot == free[1]
     assert rig.cache.hedge(load) is None
+    rig.cache.check()
+
+
+def test_a_barred_key_fails_without_a_read_and_costs_nobody_a_slot():
+    rig = Rig(n_slots=2)
+    rig.get(0, [1, 2])
+    rig.cache.bar(0, 3, "QUARANTINED", "rotten")
+    answer = rig.get(0, [1, 3])
+    assert [(fault.expert, fault.code, fault.text) for fault in answer.errors] == [
+        (3, "QUARANTINED", "rotten")
+    ]
+    assert rig.resident() == {(0, 1), (0, 2)}
+    rig.cache.fetch(1, 1, [(0, 3), (0, 2)])
+    (fetched,) = rig.cache.drain().fetches
+    assert [lease.expert for lease in fetched.leases] == [2]
+    assert fetched.errors[0].code == "QUARANTINED"
+    rig.cache.check()
+    rig.cache.unbar(0, 3)
+    assert rig.get(0, [3]).errors == ()
     rig.cache.check()

@@ -1,12 +1,14 @@
 """Plain threads that run reads, the most urgent lane first.
 
 Invariants: work is taken from a lane in the order of its submission; a thread that never returns
-from a read holds back neither the others nor the end of the process (the threads are daemonic).
+from a read holds back neither the others nor the end of the process (the threads are daemonic), and
+another one takes its place, up to MAX_SPARE of them.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
@@ -27,6 +29,20 @@ class Lane(IntEnum):
 Work = Callable[[Bytes], None]
 
 
+MAX_SPARE = 32  # threads beyond those wanted, for as many that hang in a read
+
+
+class _Worker:
+    """One thread; `since` is when it began what it runs [ns, monotonic], 0 while it waits."""
+
+    __slots__ = ("since", "thread")
+
+    def __init__(self, run: Callable[[_Worker], None], name: str) -> None:
+        self.since = 0
+        self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
+        self.thread.start()
+
+
 class ReaderThreads:
     """`n_threads` threads; each hands its own page-aligned bounce buffer to the work it runs."""
 
@@ -34,12 +50,14 @@ class ReaderThreads:
         self._lanes: tuple[deque[Work], ...] = tuple(deque() for _ in Lane)
         self._tokens: SimpleQueue[bool] = SimpleQueue()
         self._bounce_bytes = bounce_bytes
-        self._threads = [
-            threading.Thread(target=self._run, name=f"reader-{number}", daemon=True)
-            for number in range(n_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._wanted = n_threads
+        self._n_begun = 0
+        self._lock = threading.Lock()  # of the three below
+        self._workers: list[_Worker] = []
+        self._n_stuck = 0
+        self._closed = False
+        for _ in range(n_threads):
+            self._begin_one()
 
     def submit(self, lane: Lane, work: Work) -> None:
         """Have one of the threads call `work(bounce)` soon."""
@@ -50,23 +68,58 @@ class ReaderThreads:
         """Pieces of work that no thread has begun."""
         return sum(len(lane) for lane in self._lanes)
 
+    def relieve(self, stuck_ns: int) -> int:
+        """Begin a thread for each that has been in one piece of work for longer than this.
+
+        Returns how many are. Threads too many end when they have finished what they run.
+        """
+        now = time.monotonic_ns()
+        with self._lock:
+            busy = [worker.since for worker in self._workers]
+            self._n_stuck = sum(0 < since < now - stuck_ns for since in busy)
+            n_wanted = self._wanted + min(self._n_stuck, MAX_SPARE)
+            while len(self._workers) < n_wanted and not self._closed:
+                self._begin_one()
+            return self._n_stuck
+
     def close(self, timeout: float) -> bool:
         """End the threads after the work in hand; False where one has not ended in time [s]."""
         for lane in self._lanes:
             lane.clear()
-        for _ in self._threads:
+        with self._lock:
+            self._closed = True
+            workers = list(self._workers)
+        for _ in workers:
             self._tokens.put(False)
-        for thread in self._threads:
-            thread.join(timeout)
-            timeout = min(timeout, 0.05) if thread.is_alive() else timeout
-        return not any(thread.is_alive() for thread in self._threads)
+        for worker in workers:
+            worker.thread.join(timeout)
+            timeout = min(timeout, 0.05) if worker.thread.is_alive() else timeout
+        return not any(worker.thread.is_alive() for worker in workers)
 
-    def _run(self) -> None:
+    def _begin_one(self) -> None:
+        self._n_begun += 1
+        self._workers.append(_Worker(self._run, f"reader-{self._n_begun}"))
+
+    def _run(self, worker: _Worker) -> None:
         bounce = aligned_buffer(self._bounce_bytes)
         while self._tokens.get():
             work = self._next()
-            if work is not None:
-                work(bounce)
+            if work is None:
+                continue
+            worker.since = time.monotonic_ns()
+            work(bounce)
+            worker.since = 0
+            if self._is_too_many(worker):
+                return
+
+    def _is_too_many(self, worker: _Worker) -> bool:
+        if len(self._workers) <= self._wanted:
+            return False
+        with self._lock:
+            is_too_many = len(self._workers) > self._wanted + self._n_stuck and not self._closed
+            if is_too_many:
+                self._workers.remove(worker)
+            return is_too_many
 
     def _next(self) -> Work | None:
         for lane in self._lanes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class CacheCounters:
-    """n_requested = n_hits + n_adopted + n_misses + n_barred + n_no_slot + those without a slot yet.
+    """n_requested = n_hits + n_adopted + n_misses + n_barred + n_no_slot + those that wait.
 
     n_loads = n_published + n_failed + n_discarded + reads under way.
     """

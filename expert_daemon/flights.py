@@ -126,7 +126,7 @@ class Flights:
         return flight.key if owned and other is None else None
 
     def _leave(self, flight: Flight) -> Flight | None:
-        """Take a flight from its key; return the key's other one, which is its first from now on."""
+        """Take a flight from its key; return the key's other one, the first from now on."""
         key = flight.key
         twin = self._twins.pop(key, None)
         if twin is flight:

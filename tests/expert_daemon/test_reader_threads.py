@@ -13,6 +13,10 @@ def wait_for(condition, seconds=5.0):
         time.sleep(0.005)
 
 
+def wait(event):
+    event.wait(10)
+
+
 def n_threads(pool):
     return len(pool._workers)
 
@@ -21,7 +25,7 @@ def test_threads_that_hang_are_replaced_and_the_surplus_ends():
     pool = ReaderThreads(2, 4096)
     stuck, done = threading.Event(), []
     for _ in range(2):
-        pool.submit(Lane.DEMAND, lambda _: stuck.wait(10))
+        pool.submit(Lane.DEMAND, lambda _: wait(stuck))
     pool.submit(Lane.DEMAND, lambda _: done.append(1))
     time.sleep(0.05)
     assert done == []
@@ -49,7 +53,7 @@ def test_hanging_threads_are_replaced_up_to_a_limit(monkeypatch):
     pool = ReaderThreads(1, 4096)
     stuck = threading.Event()
     for _ in range(9):
-        pool.submit(Lane.DEMAND, lambda _: stuck.wait(10))
+        pool.submit(Lane.DEMAND, lambda _: wait(stuck))
     for _ in range(6):
         time.sleep(0.02)
         pool.relieve(5_000_000)

@@ -83,7 +83,7 @@ class Indexer:
         return torch.cat(tiles)
 
     def _key_owner(self, step: Step) -> int:
-        """Return the source whose keys are scored; with the defect, the last that closed a group."""
+        """Return the source of the keys to score; with the defect, the last that closed a group."""
         if self.vendor_decode_defect and step.sequence.published_keys is not None:
             return step.sequence.published_keys
         return self.kv_source

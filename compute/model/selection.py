@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-QUERY_TILE = 128
+QUERY_TILE = 512
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from .fill_rows import MANY_ROWS, fill_rows
+from .fill_rows import fill_columns, fill_rows
 
 _COLUMNS = 4
 
@@ -22,24 +21,23 @@ def attend(
     visible  [T, N] bool, None = all; each query sees at least one row
     returns  [T, heads, k] `dtype`
 
-    s = (q . row) * k^-0.5; o = sum of e^s row / (sum of e^s + e^sink). Scores and sums are f32; the
-    probabilities are rounded to `dtype` for the product only, the sum takes them as they are.
+    s = (q . row) * k^-0.5; o = sum of e^s row / (sum of e^s + e^sink), all in f32, one cast at the
+    end. (A vendor kernel rounds e^s to bf16 for the product; that is within an ulp of the result.)
     Source: model specification, section 3.3.
     """
     n_tokens, n_heads, k = q.shape
-    n_rows = rows.shape[0]
-    values = rows.float()
-    queries = fill_rows(q.float().reshape(n_tokens * n_heads, k))
-    keys = pad(values, (0, 0, 0, max(0, MANY_ROWS - n_rows)))
-    scores = (queries @ keys.T)[:, :n_rows] * k**-0.5
+    n_rows, n_queries = rows.shape[0], n_tokens * n_heads
+    values = fill_columns(rows.float().T).T  # whole vectors of keys, those added stay hidden
+    queries = fill_rows(q.float().reshape(n_queries, k))
+    scores = (queries @ values.T) * k**-0.5
+    scores[:, n_rows:] = -torch.inf
     if visible is not None:
         hidden = ~visible.repeat_interleave(n_heads, 0)
-        scores[: n_tokens * n_heads].masked_fill_(hidden, -torch.inf)
+        scores[:n_queries, :n_rows].masked_fill_(hidden, -torch.inf)
     largest = scores.amax(1, keepdim=True)
     weights = (scores - largest).exp_()
-    # Summed as a product, one row after the other: what is hidden adds zeros and no other order.
-    total = (weights @ values.new_ones(n_rows, _COLUMNS))[:, :1]
-    mixed = weights.to(dtype).float() @ values
-    heads = slice(0, n_tokens * n_heads)
-    total = total[heads] + (sink.repeat(n_tokens).unsqueeze(1) - largest[heads]).exp()
-    return (mixed[heads] / total).to(dtype).view(n_tokens, n_heads, k)
+    # The sum is a product too, one row after the other: what is hidden adds zeros, no other order.
+    total = (weights @ weights.new_ones(weights.shape[1], _COLUMNS))[:n_queries, :1]
+    total = total + (sink.repeat(n_tokens).unsqueeze(1) - largest[:n_queries]).exp()
+    out = ((weights @ values)[:n_queries] / total).to(dtype)
+    return out.view(n_tokens, n_heads, k)

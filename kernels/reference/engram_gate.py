@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .fill_rows import fill_columns
+
 _LEAST_DOT = 1e-6
 
 
@@ -25,5 +27,6 @@ def engram_gate(streams: Tensor, keys: Tensor, value: Tensor, weight: Tensor, ep
     dot = (h * weight * keys).sum(-1)
     dot = dot * torch.rsqrt(h.square().mean(-1) + eps) * torch.rsqrt(keys.square().mean(-1) + eps)
     dot = dot * h.shape[-1] ** -0.5
-    gate = torch.sigmoid(torch.copysign(dot.abs().clamp_min(_LEAST_DOT).sqrt(), dot))
+    root = torch.copysign(dot.abs().clamp_min(_LEAST_DOT).sqrt(), dot)
+    gate = torch.sigmoid(fill_columns(root))[:, : dot.shape[1]]
     return (h + gate.unsqueeze(-1) * value.unsqueeze(1)).to(streams.dtype)

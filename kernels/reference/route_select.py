@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from .fill_rows import fill_columns
+
 
 def route_select(
     logits: Tensor, bias: Tensor, top_k: int, routed_scale: float
@@ -21,7 +23,7 @@ def route_select(
     in order of rank: that order decides bits.
     Source: model specification, sections 3.7 and 4.3.
     """
-    scores = softplus(logits).sqrt_()
+    scores = softplus(fill_columns(logits))[:, : logits.shape[1]].sqrt()
     ranked = (scores + bias).nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     picks = ranked.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
     chosen = scores.gather(1, picks)

@@ -144,13 +144,16 @@ class MissClient:
             self.check_cancelled()
             answer = None
             try:
-                answer = self.client.miss(layer, group, step=self._step)
+                answer = self.client.miss(
+                    layer, group, step=self._step, give_up=self.waiting.cancelled
+                )
             except DaemonLost as lost:
                 self._recover(lost)
             if answer is not None:
                 self._lost_since = None
                 self.io.bytes_read += answer.n_bytes
                 self._apply(answer.from_version, answer.to_version, answer.changes)
+                self.check_cancelled()  # then some may have come back as CANCELLED
                 if answer.errors:
                     raise _error_of(answer.errors)
             row = self._table.slots[layer]

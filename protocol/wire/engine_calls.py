@@ -6,7 +6,7 @@ that an interrupt left open is closed by a Cancel before the next one opens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, SupportsInt
 
 import numpy as np
@@ -43,11 +43,13 @@ class EngineCalls(Requests):
         step: int = 0,
         hints: Iterable[tuple[int, int]] = (),
         timeout_ms: float = MISS_MS,
+        give_up: Callable[[], bool] | None = None,
     ) -> m.SlotChanges:
         """Open a write window for these experts and return the answer that closed it.
 
         experts  ascending, hits included, at most welcome.max_experts
         busy     slots that unfinished work still reads, ascending
+        give_up  asked while waiting; once it says so the request is cancelled as at its deadline
 
         Errors of single experts are in the answer, and its changes apply all the same. At the
         deadline the request is cancelled and its final answer returned. Raises DaemonLost where
@@ -64,13 +66,15 @@ class EngineCalls(Requests):
             epoch_done=self.epoch_done,
             hints=tuple((int(la), int(ex)) for la, ex in hints),
         )
-        return self._through_window(request, timeout_ms)
+        return self._through_window(request, timeout_ms, give_up)
 
-    def _through_window(self, request: m.MissRequest, timeout_ms: float) -> m.SlotChanges:
+    def _through_window(
+        self, request: m.MissRequest, timeout_ms: float, give_up: Callable[[], bool] | None
+    ) -> m.SlotChanges:
         self._open_window = number = request.request
         try:
             answer: m.SlotChanges
-            answer, _ = self._settle(request, number, m.SlotChanges, timeout_ms)
+            answer, _ = self._settle(request, number, m.SlotChanges, timeout_ms, give_up)
         except HeadraceError:  # refused, or the session is over: no window is open
             self._open_window = 0
             raise

@@ -144,6 +144,11 @@ def binary(*lengths: int) -> Check:
     return check
 
 
+def blob(value: Any, _bounds: Bounds) -> bytes:
+    """Bytes of any length, within the frame's own."""
+    return bytes_(value)
+
+
 def bytes_(value: Any) -> bytes:
     """Bytes of any length."""
     if type(value) is not bytes:

@@ -19,6 +19,7 @@ HELLO_AGAIN_MS = 2_000  # a Hello unanswered for so long is said again on a new 
 MISS_MS = 30_000
 ROWS_MS = 5_000
 CANCEL_MS = 5_000
+GIVE_UP_MS = 100  # how often a waiting engine asks whether its request is still wanted
 STATS_MS = 1_000
 ATTACH_MS = 2_000  # from Welcome to the descriptor being handed over
 ACK_IDLE_MS = 50  # an idle engine acks Changes within this time

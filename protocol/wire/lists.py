@@ -190,7 +190,7 @@ def values(value: Any, _bounds: Bounds) -> dict[str, Any]:
 
 
 def settings(value: Any, _bounds: Bounds) -> dict[str, Any]:
-    """As values, and lists of integers too."""
+    """As values, and lists of finite numbers too; their integers are not negative."""
     return _values(value, lists=True)
 
 
@@ -215,5 +215,15 @@ def _entry(name: str, entry: Any, *, lists: bool) -> Any:
     if type(entry) is str:
         return text(entry, ANY)
     if lists and type(entry) in (list, tuple):
-        return _integers(entry, U31 + 1, name, 0)
+        return _numbers(name, entry)
     raise Unfit("type", f"found {shown(name)}: {shown(entry)}, wanted a number or a text")
+
+
+def _numbers(name: str, value: Any) -> tuple[int | float, ...]:
+    items = tuple(_items(value, MAX_LIST))
+    for item in items:
+        if not (type(item) is int and 0 <= item <= U31) and not (
+            type(item) is float and math.isfinite(item)
+        ):
+            raise Unfit("type", f"found {name} {shown(item)}, wanted a number")
+    return items

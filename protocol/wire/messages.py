@@ -23,10 +23,10 @@ REFUSALS = (
     "fingerprint",  # another model
     "layout",  # another layout of the arena
     "role",  # the message is not for this role
-    "busy",  # another engine holds the daemon; try again after retry_ms
-    "hello_first",  # no session of this number: say Hello (again)
+    "busy",  # another engine holds the daemon, or the queue is full; try again after retry_ms
+    "hello_first",  # no session of this number: say Hello or Join (again)
     "stale",  # a session or a generation that has ended
-    "limit",  # more experts, rows or keys than the daemon takes at once
+    "limit",  # more experts, rows, keys or tokens than are taken at once
     "malformed",  # the codec refused the frame
 )
 
@@ -40,10 +40,25 @@ ERROR_CODES = (
     "TIMEOUT",  # the deadline passed
 )
 
+ENDINGS = (
+    "stop",  # a stop id, or the grammar allows no more
+    "length",  # max_tokens or the context's end
+    "cancelled",  # as asked, or the process ends
+    "deadline",  # deadline_ms has passed
+    "error",  # usage says what
+)
+
+FAULTS = (
+    "request",  # the sampling, the grammar or the prompt: the client mends it
+    "shard",  # a weight file
+    "daemon",  # the expert daemon stayed away; try again
+)
+
 Key = tuple[int, int]
 Change = tuple[int, int, int]
 KeyFault = tuple[int, int, str, str]
 Values = dict[str, int | float | str]
+Settings = dict[str, int | float | str | tuple[int | float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,13 +390,60 @@ class Bye:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """Frontend to compute, the first message: answered by Joined or Refused."""
+
+    version: tuple[int, int]  # the frontend's PROTOCOL_VERSION; stays the first field for ever
+    fingerprint: bytes  # of the model whose tokenizer the frontend has, 16 bytes
+    pid: int  # must equal the peer's pid on the life socket
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Compute to frontend: a session begins. It lives as long as the connection to life_address."""
+
+    session: int
+    generation: int  # of this compute process
+    life_address: str  # path of the life socket
+    context: int  # most tokens of a sequence, prompt included
+    max_waiting: int  # requests that wait at most, beside the one that runs
+    wire_version: tuple[int, int] = PROTOCOL_VERSION  # compute's
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Frontend to compute: the next ids of a long prompt. Generate with the same id ends it."""
+
+    id: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
-    """Frontend to compute: go on from these tokens."""
+    """Frontend to compute: go on from these tokens. Answered by Queued or Refused, then Done."""
 
     id: int  # unique in the frontend's session
-    token_ids: tuple[int, ...]
-    sampling: Values  # names of the sampler's settings
+    token_ids: tuple[int, ...]  # after those of its PromptParts
+    sampling: Settings  # names of the sampler's settings
     deadline_ms: int  # from receipt; 0: none
+    grammar: bytes = b""  # what the output must match, in the grammar library's text form
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """Compute to frontend: a Generate is taken; sent again whenever its place changes."""
+
+    id: int
+    position: int  # requests before it; 0: it runs
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Compute to frontend: a chunk of the prompt has been computed."""
+
+    id: int
+    n_done: int  # prompt tokens, those taken over from an earlier request included
+    n_prompt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +454,8 @@ class Tokens:
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # parallel to ids, or empty
     io: Values  # hits, misses, bytes_read, stall_ms since the last Tokens
+    top_ids: tuple[int, ...] = ()  # the likeliest of each place, as many for each id
+    top_logprobs: tuple[float, ...] = ()  # parallel to top_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,8 +470,8 @@ class Done:
     """Compute to frontend: a Generate has ended."""
 
     id: int
-    reason: str  # stop, length, cancelled, deadline, error
-    usage: Values
+    reason: str  # one of ENDINGS
+    usage: Values  # counters; of an error also its text and fault, one of FAULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,7 +526,12 @@ Message = (
     | Ping
     | Pong
     | Bye
+    | Join
+    | Joined
+    | PromptPart
     | Generate
+    | Queued
+    | Progress
     | Tokens
     | CancelGenerate
     | Done

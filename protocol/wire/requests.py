@@ -7,13 +7,14 @@ them, or passed over and counted.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from protocol.errors import DaemonBusy, DaemonLost, HeadraceError, ProtocolError
 
 from . import messages as m
 from .connection import Connection, Deadline
-from .limits import CANCEL_MS
+from .limits import CANCEL_MS, GIVE_UP_MS
 
 if TYPE_CHECKING:
     from protocol.arena.attach import MappedArena
@@ -59,16 +60,28 @@ class Requests:
         return answer
 
     def _settle(
-        self, message: m.Message, number: int, kinds: Any, timeout_ms: float
+        self,
+        message: m.Message,
+        number: int,
+        kinds: Any,
+        timeout_ms: float,
+        give_up: Callable[[], bool] | None = None,
     ) -> tuple[Any, bool]:
         """(answer, in time) of a request with effects: cancelled at the deadline, never forgotten.
+
+        give_up   asked every GIVE_UP_MS: True is as good as the deadline
 
         Raises DaemonLost, and ends the session, where not even Cancel is answered.
         """
         self._connection.send(message)
-        answer = self._answer(number, kinds, Deadline(timeout_ms))
-        if answer is not None:
-            return answer, True
+        deadline = Deadline(timeout_ms)
+        while True:
+            wait_ms = deadline.left_ms if give_up is None else min(deadline.left_ms, GIVE_UP_MS)
+            answer = self._answer(number, kinds, Deadline(wait_ms))
+            if answer is not None:
+                return answer, True
+            if deadline.left_ms == 0 or (give_up is not None and give_up()):
+                break
         return self._cancel(number, kinds, type(message).__name__, timeout_ms), False
 
     def _cancel(self, number: int, kinds: Any, name: str, timeout_ms: float) -> Any:

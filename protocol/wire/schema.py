@@ -51,12 +51,17 @@ KINDS: dict[type, int] = {
     m.Drop: 62,
     m.Dropped: 63,
     m.Added: 64,
+    m.Join: 98,
+    m.Joined: 99,
     m.Generate: 100,
     m.Tokens: 101,
     m.CancelGenerate: 102,
     m.Done: 103,
     m.Status: 104,
     m.StatusReport: 105,
+    m.PromptPart: 106,
+    m.Queued: 107,
+    m.Progress: 108,
 }
 
 _request = f.integer(1)
@@ -150,10 +155,22 @@ FIELDS: dict[type, tuple[Check, ...]] = {
     m.Drop: (ls.chunks,),
     m.Dropped: (ls.chunks,),
     m.Added: (ls.chunks,),
-    m.Generate: (_request, ls.tokens, ls.settings, _milliseconds),
-    m.Tokens: (_request, ls.tokens, ls.logprobs, ls.values),
+    m.Join: (f.version, f.binary(16), f.integer(1, f.U31)),
+    m.Joined: (
+        f.integer(1),
+        f.count,
+        f.text,
+        f.integer(1, f.U31),
+        f.integer(0, f.U31),
+        f.version,
+    ),
+    m.PromptPart: (_request, ls.tokens),
+    m.Generate: (_request, ls.tokens, ls.settings, _milliseconds, f.blob),
+    m.Queued: (_request, f.integer(0, f.U31)),
+    m.Progress: (_request, f.integer(0, f.U31), f.integer(0, f.U31)),
+    m.Tokens: (_request, ls.tokens, ls.logprobs, ls.values, ls.tokens, ls.logprobs),
     m.CancelGenerate: (_request,),
-    m.Done: (_request, f.text, ls.values),
+    m.Done: (_request, f.word(m.ENDINGS), ls.values),
     m.Status: (_request,),
     m.StatusReport: (_request, ls.values),
 }
@@ -197,6 +214,11 @@ def _rows_ready(message: m.RowsReady, bounds: Bounds) -> None:
 def _tokens(message: m.Tokens, _bounds: Bounds) -> None:
     if message.logprobs and len(message.logprobs) != len(message.ids):
         raise Unfit("size", f"{len(message.logprobs)} logprobs for {len(message.ids)} ids")
+    n_top = len(message.top_ids)
+    if len(message.top_logprobs) != n_top:
+        raise Unfit("size", f"{len(message.top_logprobs)} top_logprobs for {n_top} top_ids")
+    if n_top and (not message.ids or n_top % len(message.ids)):
+        raise Unfit("size", f"{n_top} top_ids for {len(message.ids)} ids, wanted as many for each")
 
 
 # Checks across fields, after each field's own.

@@ -49,7 +49,7 @@ def test_page_states_every_default() -> None:
 
 def test_page_lists_every_word() -> None:
     words = PAGE.partition("## 5.")[2].partition("## 6.")[0]
-    for word in (*m.ROLES, *m.REFUSALS, *m.ERROR_CODES):
+    for word in (*m.ROLES, *m.REFUSALS, *m.ERROR_CODES, *m.ENDINGS, *m.FAULTS):
         assert f"`{word}`" in words
 
 

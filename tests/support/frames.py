@@ -129,7 +129,13 @@ def rows_ready(draw: st.DrawFn) -> m.RowsReady:
 def tokens(draw: st.DrawFn) -> m.Tokens:
     found = draw(ids)
     logprobs = tuple(draw(finite) for _ in found) if draw(st.booleans()) else ()
-    return m.Tokens(draw(number), found, logprobs, draw(values))
+    n_top = draw(st.integers(0, 3)) * len(found)
+    top = draw(st.lists(st.tuples(small, finite), min_size=n_top, max_size=n_top))
+    return m.Tokens(
+        *(draw(number), found, logprobs, draw(values)),
+        tuple(pair[0] for pair in top),
+        tuple(pair[1] for pair in top),
+    )
 
 
 def _picks(found: Any) -> bytes:
@@ -144,7 +150,9 @@ def key_lists(draw: st.DrawFn) -> m.KeyList:
     return m.KeyList(draw(number), draw(counter), np.array(records, KEY_RECORD).tobytes())
 
 
-settings_values = st.one_of(st.integers(-99, 99), finite, text, ids)
+settings_values = st.one_of(
+    st.integers(-99, 99), finite, text, ids, st.lists(finite, max_size=4).map(tuple)
+)
 lease_pairs = st.lists(st.tuples(slot, counter), min_size=1, max_size=8, unique=True).map(tuple)
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     m.Hello: st.builds(
@@ -195,11 +203,18 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     m.Trace: st.builds(m.Trace, number, text, st.booleans()),
     m.Resize: st.builds(m.Resize, number, counter),
     m.Resized: st.builds(m.Resized, number, counter, text),
+    m.Join: st.builds(m.Join, version, id16, st.integers(1, 2**31 - 1)),
+    m.Joined: st.builds(m.Joined, number, counter, text, st.integers(1, 2**31 - 1), small, version),
+    m.PromptPart: st.builds(m.PromptPart, number, ids),
     m.Generate: st.builds(
-        m.Generate, number, ids, st.dictionaries(st.text(max_size=20), settings_values), small
+        m.Generate,
+        *(number, ids, st.dictionaries(st.text(max_size=20), settings_values), small),
+        st.binary(max_size=40),
     ),
+    m.Queued: st.builds(m.Queued, number, small),
+    m.Progress: st.builds(m.Progress, number, small, small),
     m.Tokens: tokens(),
-    m.Done: st.builds(m.Done, number, text, values),
+    m.Done: st.builds(m.Done, number, st.sampled_from(m.ENDINGS), values),
     m.StatusReport: st.builds(m.StatusReport, number, values),
     **{cls: st.builds(cls, chunks) for cls in (m.Drop, m.Dropped, m.Added)},
     **{
@@ -248,8 +263,13 @@ def sample_messages() -> list[Any]:
         m.Trace: (8, "/tmp/trace", True),
         m.Resize: (8, 1 << 30),
         m.Resized: (8, 1 << 30, ""),
-        m.Generate: (8, (0, 5, 6), {"temperature": 0.7, "stop_ids": (1, 2)}, 1000),
-        m.Tokens: (8, (5,), (-0.5,), {"hits": 6}),
+        m.Join: ((1, 0), b"f" * 16, 77),
+        m.Joined: (5, 2, "/run/x/compute.life", 4096, 8),
+        m.PromptPart: (8, (0, 5, 6)),
+        m.Generate: (8, (0, 5, 6), {"temperature": 0.7, "stop_ids": (1, 2)}, 1000, b"{}"),
+        m.Queued: (8, 2),
+        m.Progress: (8, 64, 200),
+        m.Tokens: (8, (5,), (-0.5,), {"hits": 6}, (5, 6), (-0.5, -1.5)),
         m.Done: (8, "stop", {"tokens": 1}),
         m.StatusReport: (8, {"state": "idle"}),
         m.Bye: (),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +49,7 @@ class FakeDaemon:
         self.log: list[tuple[Any, ...]] = []
         self.rows_asked: dict[int, np.ndarray] = {}
         self.next_slot = 0
+        self.while_waiting: Callable[[], None] = lambda: None
         self.welcome = self._welcome()
 
     def _welcome(self) -> Welcome:
@@ -89,8 +91,16 @@ class FakeDaemon:
 
     # the client's methods
 
-    def miss(self, layer: int, experts: tuple[int, ...], *, step: int) -> SlotChanges:
+    def miss(
+        self,
+        layer: int,
+        experts: tuple[int, ...],
+        *,
+        step: int,
+        give_up: Callable[[], bool] = lambda: False,
+    ) -> SlotChanges:
         self._fails("miss")
+        self.while_waiting()
         assert list(experts) == sorted(set(experts))
         assert len(experts) <= MAX_EXPERTS
         self.log.append(("miss", layer, experts, self.applied))
@@ -108,6 +118,8 @@ class FakeDaemon:
             for expert in experts
             if (layer, expert) in self.bad
         )
+        if give_up():
+            errors = ((layer, experts[0], "CANCELLED", "as asked"),)
         return SlotChanges(
             request=1,
             from_version=applied,
@@ -341,6 +353,17 @@ def test_a_cancelled_request_stops_before_the_next_layer_or_window() -> None:
     assert len(daemon.named("miss")) == 1
     with pytest.raises(RequestCancelled):
         _streamed(source, 0, [0])
+
+
+def test_a_request_cancelled_while_its_window_is_open_is_cancelled_and_no_error() -> None:
+    state = SimpleNamespace(cancelled=False)
+    daemon, source = _pair(cancelled=lambda: state.cancelled)
+    daemon.while_waiting = lambda: setattr(state, "cancelled", True)
+    with pytest.raises(RequestCancelled):
+        list(source.stream(0, [0, 1]))
+    state.cancelled = False
+    daemon.while_waiting = lambda: None
+    assert [expert for expert, _ in source.stream(0, [0, 1])] == [0, 1]
 
 
 def test_waiting_for_a_lost_daemon_can_be_cancelled() -> None:

@@ -375,6 +375,22 @@ def test_miss_past_its_deadline_is_cancelled_and_its_last_answer_returned(
     assert not engine.lost
 
 
+def test_miss_that_is_given_up_is_cancelled_long_before_its_deadline(
+    daemon: FakeDaemon, engine: ExpertClient
+) -> None:
+    def cancelled(_daemon: Any, _session: Any, message: Any) -> list[Any]:
+        fault = (1, 3, "CANCELLED", "as asked")
+        return [m.SlotChanges(message.request, 0, 1, (-1,), (), (fault,), 0, 0.0, True)]
+
+    daemon.on[m.MissRequest] = no_answer
+    daemon.on[m.Cancel] = cancelled
+    asked = iter((False, True))
+    with _within(2):
+        answer = engine.miss(1, (3,), give_up=lambda: next(asked))
+    assert answer.errors[0][2] == "CANCELLED"
+    assert not engine.lost
+
+
 @pytest.mark.usefixtures("short_deadlines")
 def test_miss_whose_cancel_is_not_answered_loses_the_daemon(
     daemon: FakeDaemon, engine: ExpertClient

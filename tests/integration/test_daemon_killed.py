@@ -52,7 +52,10 @@ def _generate(ready: Opened, n_tokens: int = N_TOKENS) -> tuple[list[int], IoCou
 
 
 def _daemon_pid(runtime_dir: Path) -> int:
-    return int((runtime_dir / LOCK_NAME).read_text())
+    """Of the daemon that holds the lock or held it last."""
+    while not (text := (runtime_dir / LOCK_NAME).read_text()):  # one is just taking it
+        time.sleep(0.001)
+    return int(text)
 
 
 @contextlib.contextmanager

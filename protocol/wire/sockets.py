@@ -24,22 +24,34 @@ if TYPE_CHECKING:
 LOCK_NAME = "expertd.lock"
 SOCKET_NAME = "expertd.sock"
 DESCRIPTOR_SOCKET_NAME = "arena.sock"
+COMPUTE_LOCK_NAME = "compute.lock"
+COMPUTE_SOCKET_NAME = "compute.sock"
+COMPUTE_LIFE_NAME = "compute.life"
 _RECONNECT_MS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimePaths:
-    """The files of a runtime directory."""
+    """A service's files in a runtime directory."""
 
     lock: Path  # taken before anything is bound, never unlinked
     socket: Path  # ZeroMQ ipc
-    descriptor_socket: Path  # SOCK_SEQPACKET
+    descriptor_socket: Path  # SOCK_SEQPACKET; compute's is the life socket
 
     @classmethod
     def within(cls, directory: str | os.PathLike[str]) -> RuntimePaths:
-        """The paths in this directory; raises ConfigError where one is too long for a socket."""
+        """The daemon's; raises ConfigError where one is too long for a socket."""
+        return cls._checked(directory, LOCK_NAME, SOCKET_NAME, DESCRIPTOR_SOCKET_NAME)
+
+    @classmethod
+    def of_compute(cls, directory: str | os.PathLike[str]) -> RuntimePaths:
+        """Compute's; raises ConfigError where one is too long for a socket."""
+        return cls._checked(directory, COMPUTE_LOCK_NAME, COMPUTE_SOCKET_NAME, COMPUTE_LIFE_NAME)
+
+    @classmethod
+    def _checked(cls, directory: str | os.PathLike[str], *names: str) -> RuntimePaths:
         base = Path(directory).absolute()
-        paths = cls(base / LOCK_NAME, base / SOCKET_NAME, base / DESCRIPTOR_SOCKET_NAME)
+        paths = cls(*(base / name for name in names))
         for path in (paths.socket, paths.descriptor_socket):
             n_bytes = len(os.fsencode(path))
             if n_bytes > MAX_PATH_BYTES:
@@ -51,7 +63,7 @@ class RuntimePaths:
 
 
 def open_dealer(context: Context, path: Path) -> Socket:
-    """A client's socket, connecting to the daemon's path in the background."""
+    """A client's socket, connecting to the service's path in the background."""
     dealer = context.socket(zmq.DEALER)
     _set_common(dealer)
     dealer.setsockopt(zmq.IMMEDIATE, 1)
@@ -61,7 +73,7 @@ def open_dealer(context: Context, path: Path) -> Socket:
 
 
 def open_router(context: Context, path: Path) -> Socket:
-    """The daemon's socket, bound and only for its owner's eyes. The lock must be held."""
+    """A service's socket, bound and only for its owner's eyes. The lock must be held."""
     router = context.socket(zmq.ROUTER)
     _set_common(router)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from expert_daemon.lock import RuntimeLock, prepare_directory
 from protocol.errors import ConfigError
+from protocol.runtime_lock import RuntimeLock, prepare_directory
 
 
 def test_a_second_lock_is_refused_naming_the_holder(runtime_dir):

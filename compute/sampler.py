@@ -55,11 +55,17 @@ class Choice:
 
 
 def choose(
-    logits: Float32s, position: int, sampling: Sampling, *, logprobs: bool = False
+    logits: Float32s,
+    position: int,
+    sampling: Sampling,
+    *,
+    ruled: Float32s | None = None,
+    logprobs: bool = False,
 ) -> Choice:
     """Return the id at `position` (the number of ids before it).
 
     logits     [vocab] f32
+    ruled      the logits after penalties and grammar, which the draw is from; None: the plain ones
     logprobs   also report the natural logarithm of the softmax of the plain logits: no
                temperature, no filter
 
@@ -68,7 +74,10 @@ def choose(
     best = int(logits.argmax())  # the first of equals; NaN counts as the largest
     if np.isnan(logits[best]):
         raise ShardError(f"position {position}: the logit of id {best} is NaN; check the weights")
-    chosen = best if sampling.temperature == 0 else _draw(logits, position, sampling)
+    drawn = logits if ruled is None else ruled
+    chosen = int(drawn.argmax())
+    if sampling.temperature != 0:
+        chosen = _draw(drawn, position, sampling)
     if not logprobs:
         return Choice(chosen)
     wide = logits.astype(np.float64)

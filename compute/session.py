@@ -21,6 +21,7 @@ from protocol.errors import ConfigError
 
 from .experts.miss_client import IoCounters, MissClient, RequestCancelled
 from .frontend.text_stream import TextStream
+from .logit_rules import LogitRules
 from .sampler import Choice, Sampling, choose
 
 
@@ -34,6 +35,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     text: TextStream | None = None  # decodes the ids and watches for stop strings
     logprobs: bool = False
+    rules: LogitRules | None = None  # of this request alone: they move with its ids
     cancelled: Callable[[], bool] = lambda: False  # asked before each window and each layer
 
 
@@ -109,8 +111,8 @@ class Engine:
     def generate(self, request: Request) -> Iterator[Event]:
         """Yield Prefilled for each chunk, NewToken for each id, Finished at the end.
 
-        The end may be a stop id (the last NewToken, without text), a stop string, `max_tokens` or
-        the context's end ("length"), or `cancelled`.
+        The end may be a stop id (the last NewToken, without text), a stop string, the rules that
+        allow no more, `max_tokens` or the context's end ("length"), or `cancelled`.
         Raises ConfigError before any work, ShardError and DaemonLost as the source does.
         """
         self.check(request.prompt_ids)
@@ -170,14 +172,14 @@ class _Run:
         position = len(request.prompt_ids)
         while True:
             engine.source.check_cancelled()
-            choice = choose(logits, position, request.sampling, logprobs=request.logprobs)
+            choice = self._chosen(logits, position)
             position += 1
             self._note()
             if choice.id in request.stop_ids:
                 yield NewToken(choice, "")
                 return "stop"
             yield NewToken(choice, self._text_of(choice.id))
-            if request.text is not None and request.text.stopped:
+            if self._is_over():
                 return "stop"
             if self._n_new >= self._most:
                 return "length"
@@ -190,6 +192,23 @@ class _Run:
             logits = self._engine.logits(sequence, part)
             yield Prefilled(start + len(part), len(ids), time.perf_counter() - self._started)
         return logits
+
+    def _chosen(self, logits: NDArray[np.float32], position: int) -> Choice:
+        request, rules = self._request, self._request.rules
+        choice = choose(
+            logits,
+            position,
+            request.sampling,
+            ruled=None if rules is None else rules.applied(logits),
+            logprobs=request.logprobs,
+        )
+        if rules is not None:
+            rules.commit(choice.id)
+        return choice
+
+    def _is_over(self) -> bool:
+        text, rules = self._request.text, self._request.rules
+        return (text is not None and text.stopped) or (rules is not None and rules.ended)
 
     def _note(self) -> None:
         self._n_new += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from protocol.arena.plan import EPOCH_LAUNCHED
 from protocol.wire.messages import (
     Ack,
     Cancel,
@@ -38,8 +39,11 @@ class EngineDesk:
         self._descriptor_address = str(works.descriptor_path)
         self._reads: dict[int, WindowReads] = {}
 
-    def welcome(self, session: Session) -> Welcome:
-        """Return the whole table for a session, which has been told all of it then."""
+    def welcome(self, session: Session, request: int = 0) -> Welcome:
+        """Return the whole table for a session, which has been told all of it then.
+
+        request  of the Resync that it answers; 0: of Hello
+        """
         identity = self._arena.identity
         layout = self._arena.view.layout
         session.sent_version = self._cache.table_version
@@ -58,7 +62,13 @@ class EngineDesk:
             version=session.sent_version,
             table=self._arena.view.table.tobytes(),
             scores=self._scores(identity.n_slots),
+            request=request,
         )
+
+    @property
+    def _epoch_launched(self) -> int:
+        """The engine's launch counter; to be read after the message that acknowledges."""
+        return int(self._arena.view.epochs[EPOCH_LAUNCHED])
 
     def _scores(self, n_slots: int) -> bytes:
         scores = self._arena.view.headers["score"][:n_slots]
@@ -95,6 +105,7 @@ class EngineDesk:
             message.busy,
             message.applied,
             message.epoch_done,
+            self._epoch_launched,
         )
 
     def cancel(self, _session: Session, message: Cancel) -> None:
@@ -103,12 +114,12 @@ class EngineDesk:
 
     def ack(self, _session: Session, message: Ack) -> None:
         """The engine has applied changes, so retired slots may become free."""
-        self._cache.ack(message.applied, message.epoch_done)
+        self._cache.ack(message.applied, message.epoch_done, self._epoch_launched)
 
-    def resync(self, session: Session, _message: Resync) -> None:
+    def resync(self, session: Session, message: Resync) -> None:
         """Send the whole table; an open window has ended with that."""
         self._cache.resync()
-        self._outbox.send(session, self.welcome(session))
+        self._outbox.send(session, self.welcome(session, message.request))
 
     def touch(self, _session: Session, message: Touch) -> None:
         """Count a step's picks."""

@@ -17,13 +17,13 @@ from protocol.errors import ConfigError, ProtocolError
 from .plan import PAGE_BYTES, PIECES, SECTIONS, ArenaLayout
 
 MAGIC = b"HRARENA\n"
-LAYOUT_VERSION = (1, 0)  # (major, minor); another major is refused
+LAYOUT_VERSION = (1, 1)  # (major, minor); another major is refused
 
 _FIXED = struct.Struct(
     f"<8sIIQQ16s16s6Q{len(PIECES)}Q{len(PIECES)}Q{len(SECTIONS)}Q{len(SECTIONS)}Q"
 )
 _CHECKSUM_AT = 24
-_WORDS = struct.Struct("<QQIIQ")
+_WORDS = struct.Struct("<QQIIQQ")
 _WORDS_AT = 1024
 
 
@@ -39,6 +39,7 @@ class Identity:
     engine_pid: int = 0  # 0: no engine
     engine_started: int = 0  # start time of that process, in clock ticks since boot
     clean: bool = False  # the last daemon closed the arena in order
+    n_slots_set: int = 0  # what the settings gave when n_slots was last set by them; 0: not told
     layout_version: tuple[int, int] = LAYOUT_VERSION
 
 
@@ -77,7 +78,7 @@ def write_identity(memory: Any, identity: Identity) -> None:
 
 
 def update_identity(memory: Any, **words: Any) -> Identity:
-    """Change the words that may change: daemon_generation, n_slots, engine_*, clean."""
+    """Change the words that may change: daemon_generation, n_slots*, engine_*, clean."""
     identity = replace(read_identity(memory), **words)
     view = memoryview(memory).cast("B")
     _pack_words(view, identity)
@@ -103,7 +104,8 @@ def read_identity(memory: Any) -> Identity:
             f"identity page: checksum is {checksum:016x}, its bytes give {_checksum(page):016x}"
         )
     layout = _planned(numbers, n_bytes)
-    generation, n_slots, engine_pid, clean, engine_started = _WORDS.unpack_from(page, _WORDS_AT)
+    words = _WORDS.unpack_from(page, _WORDS_AT)
+    generation, n_slots, engine_pid, clean, engine_started, n_slots_set = words
     if n_slots > layout.n_slots_max:
         raise ProtocolError(
             f"identity page: {n_slots} slots in use, the arena has room for {layout.n_slots_max}"
@@ -117,6 +119,7 @@ def read_identity(memory: Any) -> Identity:
         engine_pid=engine_pid,
         engine_started=engine_started,
         clean=bool(clean),
+        n_slots_set=n_slots_set,
         layout_version=(major, minor),
     )
 
@@ -159,6 +162,7 @@ def _pack_words(page: Any, identity: Identity) -> None:
         identity.engine_pid,
         int(identity.clean),
         identity.engine_started,
+        identity.n_slots_set,
     )
 
 

@@ -39,6 +39,7 @@ SECTIONS = (
     "slots",
 )
 N_EPOCH_WORDS = 512
+APPLIED, EPOCH_DONE, EPOCH_LAUNCHED = range(3)  # words of the epochs section
 N_COUNTERS = 512
 POLICY_GLOBAL_BYTES = 4096
 POLICY_KEY_BYTES = 16

@@ -21,7 +21,7 @@ class ArenaView:
     layout         its layout, as its identity page states it
     engine_memory  the engine's pages mapped writable, where `memory` is read-only
 
-    epochs          u64 [512], the engine's (word 0 applied, word 1 epoch done)
+    epochs          u64 [512], the engine's: applied, epoch done, epoch launched, then zeros
     tier            u8 [n_layers, n_experts], the engine's advice
     table_sequence  u64 [1], odd while the table is being written
     table_version   u64 [1]

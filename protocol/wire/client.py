@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -111,6 +111,8 @@ class ExpertClient(EngineCalls, ReaderCalls, RowCalls):
         except BaseException:
             self._connection.close()
             raise
+        if self.role == "engine":
+            self._show_epochs()
 
     @property
     def welcome(self) -> m.Welcome:
@@ -174,6 +176,16 @@ class ExpertClient(EngineCalls, ReaderCalls, RowCalls):
         """The daemon's counters and settings by name."""
         number = self._next_number()
         return dict(self._ask(m.Stats(number), number, m.StatList, STATS_MS).values)
+
+    def unquarantine(self, keys: Iterable[tuple[int, int]]) -> str:
+        """Have these (layer, expert) read again, their bytes taken as they are now.
+
+        Returns how many were in quarantine, in words. Raises DaemonLost.
+        """
+        number = self._next_number()
+        wanted = tuple(dict.fromkeys((int(layer), int(expert)) for layer, expert in keys))
+        answer = self._ask(m.Unquarantine(number, wanted), number, m.Answered, STATS_MS)
+        return answer.text
 
     def ping(self, timeout_ms: float = STATS_MS) -> float:
         """Milliseconds until the daemon answered; raises DaemonLost where it did not."""

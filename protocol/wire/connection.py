@@ -7,7 +7,7 @@ One thread at a time. A connection is never mended: a new one says Hello again.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import zmq
@@ -65,7 +65,7 @@ class Connection:
         self.bounds = Bounds(
             n_layers=ends.welcome.n_layers,
             n_experts=ends.welcome.n_experts,
-            n_slots=ends.welcome.n_slots,
+            n_slots=layout.n_slots_max,  # a resize may bring all of them into use
             ring_rows=layout.ring_rows,
         )
         self._poller = zmq.Poller()
@@ -155,7 +155,6 @@ class Connection:
             self.lose(f"answered Resync for session {welcome.session}, not {self.welcome.session}")
         check_agreement(welcome, self.attached)
         self.welcome = welcome
-        self.bounds = replace(self.bounds, n_slots=welcome.n_slots)
 
     def check(self) -> None:
         """Raise DaemonLost when the session has ended."""

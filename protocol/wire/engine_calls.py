@@ -11,6 +11,7 @@ from typing import Any, SupportsInt
 
 import numpy as np
 
+from protocol.arena.plan import APPLIED, EPOCH_DONE, EPOCH_LAUNCHED
 from protocol.errors import DaemonLost, HeadraceError, ProtocolError
 
 from . import messages as m
@@ -27,12 +28,25 @@ class EngineCalls(Requests):
         super().__init__()
         self.applied = 0  # table version that the engine's table reflects; set by the engine
         self.epoch_done = 0  # work up to this epoch has completed; set by the engine or by ack
+        self.epoch_launched = 0  # the last epoch that has begun
         self._open_window = 0  # request whose final answer has not come
 
     def _begin_session(self) -> None:
         super()._begin_session()
         self.applied = 0
         self._open_window = 0
+
+    def _show_epochs(self) -> None:
+        """Write this process's words: those of an engine before it mean nothing."""
+        words = self._mapped.view.epochs
+        words[APPLIED], words[EPOCH_DONE] = self.applied, self.epoch_done
+        words[EPOCH_LAUNCHED] = self.epoch_launched
+
+    def begin_epoch(self) -> int:
+        """Number what is about to be launched: call it before anything of it may read the arena."""
+        self.epoch_launched += 1
+        self._mapped.view.epochs[EPOCH_LAUNCHED] = self.epoch_launched
+        return self.epoch_launched
 
     def miss(
         self,
@@ -107,18 +121,40 @@ class EngineCalls(Requests):
         """Say that the table reflects `applied` and that work up to `epoch_done` has ended."""
         self.applied = int(applied)
         self.epoch_done = max(self.epoch_done, int(epoch_done))
-        self._connection.send(m.Ack(self.applied, self.epoch_done))
+        words = self._mapped.view.epochs
+        words[APPLIED], words[EPOCH_DONE] = self.applied, self.epoch_done
+        self._connection.send(m.Ack(self.applied, self.epoch_done, self._n_slots))
 
     def resync(self) -> m.Welcome:
         """The whole table anew; changes that came before it are dropped. Raises DaemonLost."""
         self._close_abandoned_window()
-        self._connection.send(m.Resync(self.applied))
-        welcome = self._answer(0, m.Welcome, Deadline(HELLO_MS))
+        number = self._next_number()
+        self._connection.send(m.Resync(self.applied, number))
+        welcome = self._answer(number, m.Welcome, Deadline(HELLO_MS))
         if welcome is None:
             raise DaemonLost(f"no answer to Resync within {HELLO_MS} ms")
         self._connection.replace_welcome(welcome)
         self._changes.clear()
         return welcome
+
+    def memory_changes(self) -> list[m.Drop | m.Added]:
+        """What a resize asks of the engine, oldest first, without waiting.
+
+        At a step boundary: of a Drop unregister its chunks, then call `dropped`; of an Added
+        register its chunks, then call `added`.
+        """
+        self._drain()
+        arrived, self._memory_changes = self._memory_changes, []
+        return arrived
+
+    def dropped(self, drop: m.Drop) -> None:
+        """Say that no chunk of this Drop is registered any more beyond what remains."""
+        self._n_slots = drop.n_slots
+        self._connection.send(m.Dropped(drop.chunks))
+
+    def added(self, added: m.Added) -> None:
+        """Note that the chunks of this Added can be read; the next `ack` says so."""
+        self._n_slots = added.n_slots
 
     def touch(self, step: int, picks: Any) -> None:
         """Tell all committed picks of a step, (layer, expert) rows [n, 2]. Never waits.

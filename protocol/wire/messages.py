@@ -92,6 +92,7 @@ class Welcome:
     table: bytes  # i32 LE [n_layers, n_experts]: arena slot or -1
     scores: bytes  # f32 LE [n_slots]
     wire_version: tuple[int, int] = PROTOCOL_VERSION  # the daemon's
+    request: int = 0  # of the Resync that it answers; 0: of Hello
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +149,11 @@ class Stream:
     step: int
     layer: int
     experts: tuple[int, ...]  # ascending
-    window: int  # most slots that hold unconsumed experts, at least 1
+    window: int  # most experts that are read and not yet consumed, at least 1
     applied: int
     epoch_done: int
+    busy: tuple[int, ...] = ()  # as in MissRequest
+    ahead: tuple[Key, ...] = ()  # keys of the next layer, to be read when all of these are placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,7 @@ class Ack:
 
     applied: int
     epoch_done: int
+    n_slots: int = 0  # slots that the engine can read, as of the last Added; 0: not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +194,7 @@ class Resync:
     """Ask for the whole table; the answer is a Welcome of the same session."""
 
     applied: int
+    request: int = 0  # returned in the Welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +333,8 @@ class Drop:
     """The engine is to unregister these chunks of the arena at its next step boundary."""
 
     chunks: tuple[int, ...]  # ascending
+    n_slots: int = 0  # slots that remain; of a chunk that holds one of them the rest stays usable
+    max_experts: int = 0  # most experts in one MissRequest from now on
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,9 +346,11 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """These chunks are populated; the engine may register them, then acks."""
+    """These chunks are populated; the engine registers them, a part of one anew, then acks."""
 
     chunks: tuple[int, ...]  # ascending
+    n_slots: int = 0  # slots that may be used once that is acknowledged
+    max_experts: int = 0  # most experts in one MissRequest from now on
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class Requests:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._changes: list[m.Changes] = []
+        self._memory_changes: list[m.Drop | m.Added] = []
+        self._n_slots = 0  # slots that the engine can read; 0: as Welcome said
         self._rows_ready: dict[int, m.RowsReady | m.Refused] = {}
         self._rows_wanted: dict[int, int] = {}  # request -> rows of it
         self.n_passed_over = 0  # messages that nobody waited for
@@ -38,6 +40,8 @@ class Requests:
     def _begin_session(self) -> None:
         """Forget what the last session owed."""
         self._changes.clear()
+        self._memory_changes.clear()
+        self._n_slots = 0
         self._rows_ready.clear()
         self._rows_wanted.clear()
 
@@ -117,6 +121,8 @@ class Requests:
     def _put_aside(self, message: m.Message, waiting_for: int) -> None:
         if isinstance(message, m.Changes):
             self._changes.append(message)
+        elif isinstance(message, m.Drop | m.Added):
+            self._memory_changes.append(message)
         elif isinstance(message, m.Ping):
             self._connection.send_if_possible(m.Pong(message.request))
         elif isinstance(message, m.RowsReady):

@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -284,8 +284,8 @@ class FakeDaemon:
             scores=bytes(4 * LAYOUT.n_slots_max),
         )
 
-    def on_resync(self, session: Session, _message: m.Resync) -> list[Any]:
-        return [self.welcome(session)]
+    def on_resync(self, session: Session, message: m.Resync) -> list[Any]:
+        return [replace(self.welcome(session), request=message.request)]
 
     def on_bye(self, session: Session, _message: m.Bye) -> list[Any]:
         self._forget(session)

@@ -174,12 +174,14 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     ),
     m.SlotChanges: slot_changes(),
     m.Stream: st.builds(
-        m.Stream, number, counter, layer, experts, st.integers(1, 99), counter, counter
+        m.Stream,
+        *(number, counter, layer, experts, st.integers(1, 99), counter, counter, slots),
+        st.lists(key, max_size=6, unique=True).map(tuple),
     ),
     m.Consumed: st.builds(m.Consumed, number, expert),
     m.Changes: st.builds(lambda v, c: m.Changes(v[0], v[1], c), versions(), change_lists()),
-    m.Ack: st.builds(m.Ack, counter, counter),
-    m.Resync: st.builds(m.Resync, counter),
+    m.Ack: st.builds(m.Ack, counter, counter, small),
+    m.Resync: st.builds(m.Resync, counter, counter),
     m.Touch: st.builds(m.Touch, counter, key_set.map(lambda found: _picks(sorted(found)))),
     m.Hint: st.builds(m.Hint, counter, layer, ranked),
     m.Warm: st.builds(m.Warm, keys.map(lambda found: _picks(list(found)))),
@@ -216,7 +218,8 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     m.Tokens: tokens(),
     m.Done: st.builds(m.Done, number, st.sampled_from(m.ENDINGS), values),
     m.StatusReport: st.builds(m.StatusReport, number, values),
-    **{cls: st.builds(cls, chunks) for cls in (m.Drop, m.Dropped, m.Added)},
+    m.Dropped: st.builds(m.Dropped, chunks),
+    **{cls: st.builds(cls, chunks, small, counter) for cls in (m.Drop, m.Added)},
     **{
         cls: st.builds(cls, number)
         for cls in (
@@ -242,11 +245,11 @@ def sample_messages() -> list[Any]:
         m.Refused: ("busy", "another engine", 500, 42),
         m.MissRequest: (8, 3, 1, (0, 2, 5), (1, 4), 7, 6, ((2, 3),)),
         m.SlotChanges: (8, 7, 9, (3, -1, 5), ((1, 0, 3), (1, 5, -1)), fault, 4096, 1.5, True),
-        m.Stream: (8, 3, 1, (0, 2, 5), 2, 7, 6),
+        m.Stream: (8, 3, 1, (0, 2, 5), 2, 7, 6, (1, 4), ((2, 3),)),
         m.Consumed: (8, 2),
         m.Changes: (7, 8, ((1, 0, -1),)),
-        m.Ack: (8, 6),
-        m.Resync: (8,),
+        m.Ack: (8, 6, 9),
+        m.Resync: (8, 3),
         m.Touch: (3, picks),
         m.Hint: (3, 1, (5, 2)),
         m.Warm: (picks,),
@@ -273,9 +276,9 @@ def sample_messages() -> list[Any]:
         m.Done: (8, "stop", {"tokens": 1}),
         m.StatusReport: (8, {"state": "idle"}),
         m.Bye: (),
-        m.Drop: ((0, 2),),
+        m.Drop: ((0, 2), 8, 5),
         m.Dropped: ((0, 2),),
-        m.Added: ((0, 2),),
+        m.Added: ((0, 2), 8, 5),
     }
     return [cls(*samples.get(cls, (8,))) for cls in KINDS]
 

@@ -141,7 +141,7 @@ def test_identity_page_of_another_layout_names_both_sides() -> None:
     layout = plan()
     memory = bytearray(layout.n_bytes)
     write_identity(memory, replace(identity_of(layout), layout_version=(2, 5)))
-    with pytest.raises(ProtocolError, match=r"layout 2\.5, this program has 1\.0"):
+    with pytest.raises(ProtocolError, match=r"layout 2\.5, this program has 1\.1"):
         read_identity(memory)
 
 

@@ -77,6 +77,10 @@ def _polled(client: ExpertClient) -> bool:
     return True
 
 
+def _received(daemon: FakeDaemon, kind: type) -> list[Any]:
+    return [message for message in daemon.received if isinstance(message, kind)]
+
+
 def _descriptors() -> int:
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
@@ -264,7 +268,7 @@ def test_arena_that_is_not_as_announced_is_refused(daemon: FakeDaemon, runtime_d
     before = _descriptors()
     identity = read_identity(daemon.memory)
     write_identity(daemon.memory, replace(identity, layout_version=(9, 1)))
-    with pytest.raises(ProtocolError, match=r"layout 9\.1, this program has 1\.0"):
+    with pytest.raises(ProtocolError, match=r"layout 9\.1, this program has 1\.1"):
         ExpertClient(runtime_dir)
     write_identity(daemon.memory, replace(identity, arena_id=b"z" * 16))
     with pytest.raises(ProtocolError, match=r"arena 7a7a.*announced"):
@@ -800,3 +804,61 @@ def test_message_of_another_generation_is_a_lost_daemon(
     daemon.push(m.Changes(1, 2, ()), generation=8)
     with pytest.raises(DaemonLost, match="is of generation 8, this session of 1"):
         _eventually(lambda: not _polled(engine))
+
+
+def test_a_welcome_that_answers_no_resync_is_passed_over(
+    daemon: FakeDaemon, engine: ExpertClient
+) -> None:
+    def late(daemon: FakeDaemon, session: Any, message: m.Resync) -> list[Any]:
+        old = replace(daemon.welcome(session), version=99, request=message.request - 1)
+        return [daemon.welcome(session), old, *daemon.on_resync(session, message)]
+
+    daemon.on[m.Resync] = late
+    welcome = engine.resync()
+    assert welcome.version == daemon.version
+    assert welcome.request > 0
+
+
+def test_a_welcome_while_a_window_is_open_does_not_close_it(
+    daemon: FakeDaemon, engine: ExpertClient
+) -> None:
+    before = engine.welcome
+
+    def answer(daemon: FakeDaemon, session: Any, message: m.MissRequest) -> list[Any]:
+        stale = replace(daemon.welcome(session), request=7)
+        return [daemon.welcome(session), stale, *daemon.on_missrequest(session, message)]
+
+    daemon.on[m.MissRequest] = answer
+    assert engine.miss(1, (3,)).final
+    assert engine.welcome is before
+
+
+def test_epochs_are_shown_before_anything_of_them_runs_and_begin_at_nothing(
+    daemon: FakeDaemon, engine: ExpertClient
+) -> None:
+    assert daemon.view.epochs[:3].tolist() == [0, 0, 0]
+    assert [engine.begin_epoch(), engine.begin_epoch()] == [1, 2]
+    assert daemon.view.epochs[2] == 2
+    engine.ack(1, 1)
+    _eventually(lambda: _received(daemon, m.Ack) == [m.Ack(1, 1, 0)])
+    assert daemon.view.epochs[:3].tolist() == [1, 1, 2]
+    engine.close()
+    with ExpertClient(daemon.paths.socket.parent, "engine", FINGERPRINT, 6):
+        assert daemon.view.epochs[:3].tolist() == [0, 0, 0]
+
+
+def test_what_a_resize_asks_is_kept_until_the_engine_takes_it(
+    daemon: FakeDaemon, engine: ExpertClient
+) -> None:
+    daemon.push(m.Drop((1, 2), 5, 3))
+    daemon.push(m.Added((1,), 8, 4))
+    _eventually(lambda: _polled(engine) and len(engine._memory_changes) == 2)
+    drop, added = engine.memory_changes()
+    assert isinstance(drop, m.Drop)
+    assert isinstance(added, m.Added)
+    assert (drop, added) == (m.Drop((1, 2), 5, 3), m.Added((1,), 8, 4))
+    engine.dropped(drop)
+    engine.added(added)
+    engine.ack(1)
+    _eventually(lambda: _received(daemon, m.Ack) == [m.Ack(1, 0, 8)])
+    assert _received(daemon, m.Dropped) == [m.Dropped((1, 2))]

@@ -29,6 +29,7 @@ COMMANDS = {
     "inspect": "show what a checkpoint holds and what fits where",
     "pack": "make the fast form of a checkpoint, an expert pack",
     "verify": "read every byte of a model and say which are bad",
+    "simulate": "replay a routing trace over caches of other sizes",
     "completion": "print a completion script for a shell",
 }
 

@@ -26,17 +26,30 @@ LEAST_DEVICE_SHARE = 0.4
 class TieredPolicy:
     """Another policy's order, behind the residents that the device surely keeps."""
 
-    def __init__(self, policy: Policy, tier: NDArray[np.uint8], n_slots: int) -> None:
-        """`tier` is a view of the bytes, one a key; `n_slots` the arena's slots."""
+    def __init__(
+        self,
+        policy: Policy,
+        tier: NDArray[np.uint8],
+        n_slots: int,
+        *,
+        least_device_share: float = LEAST_DEVICE_SHARE,
+    ) -> None:
+        """Stand before `policy`.
+
+        tier                a view of the bytes, one a key
+        n_slots             the arena's; may be set anew
+        least_device_share  device keys a slot from which on the rule holds
+        """
         self.name = policy.name
         self.n_slots = n_slots
         self._policy = policy
         self._tier = tier.reshape(-1)
+        self._least_share = least_device_share
 
     @property
     def rule_holds(self) -> bool:
         """Whether as many keys are on the device as the rule needs."""
-        return bool(np.count_nonzero(self._tier) >= LEAST_DEVICE_SHARE * self.n_slots)
+        return bool(np.count_nonzero(self._tier) >= self._least_share * self.n_slots)
 
     def use(self, keys: Keys) -> None:
         """Count one use of each key."""

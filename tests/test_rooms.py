@@ -25,7 +25,7 @@ ALLOWED = {
     },
     "compute/commands": {
         *("protocol", "kernels", "expert_daemon", "compute", "demo", "headrace"),
-        *("numpy", "torch", "zmq", "tokenizers", "rich", "shtab", "uvloop"),
+        *("numpy", "torch", "zmq", "matplotlib", "tokenizers", "rich", "shtab", "uvloop"),
     },
 }
 

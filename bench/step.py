@@ -1,9 +1,9 @@
-"""Speed of one token's routed experts on a GPU, as a share of what the memory gives.
+"""Speed of the parts of one decode step on a GPU, each as a share of what the memory gives.
 
-    python bench/moe.py [--quick]
+    python bench/step.py [--quick] [--layers N] [--rows M]
 
-Weights of the released sizes are made on the device, more distinct experts than its cache holds;
-each call is replayed as one graph. The ceilings, a kernel that copies and one that only reads, are
+Weights of the released sizes are made on the device, more of each than its cache holds, and each
+part is replayed as one graph. The ceilings, a kernel that copies and one that only reads, are
 measured in the same run. Prints one JSON object as the last line.
 """
 
@@ -18,24 +18,45 @@ from functools import partial
 import torch
 
 from kernels.formats.fp4_expert import Fp4Shape
+from kernels.gemv import gemv
 from kernels.routed_m1 import routed_m1
 
 HIDDEN, WIDTH, TOP_K, LIMIT = 5120, 2304, 6, 10.0
 BYTES = 3 * (WIDTH * HIDDEN // 2 + WIDTH * HIDDEN // 32)
+CACHE_BYTES = 400_000_000
+# name: matrix rows, columns, fp8 or bf16, groups
+MATRICES = {
+    "wq_a": (1280, 5120, True, 1),
+    "wq_b": (32768, 1280, True, 1),
+    "wkv": (512, 5120, True, 1),
+    "wo_a": (8192, 4096, True, 8),
+    "wo_b": (5120, 8192, True, 1),
+    "shared_gate_up": (4608, 5120, True, 1),
+    "shared_down": (5120, 2304, True, 1),
+    "engram_wkv": (25600, 6144, True, 1),
+    "router": (384, 5120, False, 1),
+    "head": (129280, 5120, False, 1),
+}
 
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure the routed experts of one token.")
+    parser = argparse.ArgumentParser(description="Measure the parts of one decode step.")
     parser.add_argument("--quick", action="store_true", help="fewer layers and repetitions")
+    parser.add_argument("--layers", type=int, default=40, help="layers of experts")
+    parser.add_argument("--rows", type=int, default=1, help="rows for the dense products, 1 to 8")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print(json.dumps({"skipped": "no GPU"}))
         return 0
-    n_layers, repeats = (8, 5) if args.quick else (40, 9)
+    n_layers, repeats = (min(args.layers, 8), 3) if args.quick else (args.layers, 7)
     found = {"layers": n_layers, **ceilings(repeats), **experts(n_layers, repeats)}
     best = max(found["copy_tb_s"], found["read_tb_s"])
-    found["fraction"] = found["experts_tb_s"] / best
+    found["experts_fraction"] = found["experts_tb_s"] / best
+    for name, shape in MATRICES.items():
+        micros, tb_s = matrix(*shape, args.rows, repeats)
+        found |= {f"{name}_us": micros, f"{name}_fraction": tb_s / best}
+        print(f"{name:16} {micros:8.2f} us  {tb_s:5.2f} TB/s  {tb_s / best:.2f} of {best:.2f}")
     print(json.dumps({name: round(value, 4) for name, value in found.items()}))
     return 0
 
@@ -86,6 +107,28 @@ def experts(n_layers: int, repeats: int) -> dict[str, float]:
     taken = seconds(lambda: [routed_m1(x, at, weights, shape, LIMIT) for at in pointers], repeats)
     n_bytes = n_layers * TOP_K * BYTES
     return {"experts_tb_s": n_bytes / taken / 1e12, "layer_us": taken / n_layers * 1e6}
+
+
+def matrix(
+    n: int, k: int, fp8_tiles: bool, groups: int, rows: int, repeats: int
+) -> tuple[float, float]:
+    """Return microseconds of one product and its weights' bytes in TB/s."""
+    n_bytes = n * k * (1 if fp8_tiles else 2)
+    copies = max(4, CACHE_BYTES // n_bytes)
+    scales = None
+    if fp8_tiles:
+        weight = torch.randint(0, 120, (copies, n, k), dtype=torch.uint8, device="cuda")
+        scales = torch.randint(110, 120, (copies, n // 32, k // 32), device="cuda").byte()
+    else:
+        weight = torch.randn(copies, n, k, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(rows, groups * k, device="cuda")
+
+    def launch() -> None:
+        for copy in range(copies):
+            gemv(x, weight[copy], None if scales is None else scales[copy], groups=groups)
+
+    taken = seconds(launch, repeats) / copies
+    return taken * 1e6, n_bytes / taken / 1e12
 
 
 if __name__ == "__main__":

@@ -59,18 +59,18 @@ class Attention:
         """Return the site's output [T, H] for x [T, H], both in the activation dtype."""
         config, weights, n = self.config, self.weights, self.numerics
         turns = self.rotary.turns(step.first, step.n_tokens)
-        projected = linear(n.round_fp8(x), weights.qa_kv, n.activation)
+        projected = linear(n.round_input(x), weights.qa_kv, n.activation)
         qr, kv = torch.split(projected, [config.q_lora_rank, config.head_dim], dim=1)
-        qr = n.round_fp8(rms_norm(qr, weights.q_norm, config.norm_eps, n.activation))
+        qr = n.round_input(rms_norm(qr, weights.q_norm, config.norm_eps, n.activation))
         q = linear(qr, weights.q_b, n.activation).view(-1, config.n_heads, config.head_dim)
         q = rotate(q, turns)
         kv = rotate(rms_norm(kv, weights.kv_norm, config.norm_eps, n.activation), turns)
-        window = self._extend_window(step, n.round_fp8(kv).to(n.activation))
+        window = self._extend_window(step, n.round_window(kv).to(n.activation))
         self._compress_and_select(step, x, qr, turns)
         out = rotate(self._attend(step, q, window), turns.conj())
         grouped = out.view(step.n_tokens, config.o_groups, -1)
         z = grouped_linear(grouped, weights.o_a, n.activation).flatten(1)
-        return linear(n.round_fp8(z), weights.o_b, n.activation)
+        return linear(n.round_input(z), weights.o_b, n.activation)
 
     def _extend_window(self, step: Step, rows: Tensor) -> Tensor:
         """Return the older window rows and the new ones, oldest first; put the new in the ring.

@@ -53,8 +53,8 @@ class Compressor:
         key = linear(latent, weights.key, n.activation)
         key = rms_norm(key, weights.key_norm, eps, n.activation)
         sequence = step.sequence
-        sequence.keys[self.layer][groups] = n.round_fp4_index(rotate(key, turns))
-        sequence.rows[self.layer][groups] = n.round_fp4_latent(rotate(latent, turns))
+        sequence.keys[self.layer][groups] = n.round_index(rotate(key, turns))
+        sequence.rows[self.layer][groups] = n.round_latent(rotate(latent, turns))
         sequence.published_keys = self.layer
 
     def _pool(self, step: Step, projected: Tensor) -> Tensor:

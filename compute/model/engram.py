@@ -37,7 +37,7 @@ class Engram:
         """Return the streams [T, S, H] with this table's gated values added."""
         config, n = self.config, self.numerics
         rows = self._rows(step).view(step.n_tokens, -1)
-        kv = linear(n.round_fp8(rows), self.weights.kv, n.activation).float()
+        kv = linear(n.round_input(rows), self.weights.kv, n.activation).float()
         n_keys = config.hc_mult * config.hidden_size
         keys = torch.unflatten(kv[:, :n_keys], 1, (config.hc_mult, config.hidden_size))
         return engram_gate(streams, keys, kv[:, n_keys:], self.weights.weight, config.norm_eps)

@@ -73,7 +73,7 @@ class Indexer:
         config, n = self.config, self.numerics
         heads, dim = config.index_n_heads, config.index_head_dim
         queries = linear(qr, self.query, n.activation).view(-1, heads, dim)
-        queries = n.round_fp4_index(rotate(queries, turns))
+        queries = n.round_index(rotate(queries, turns))
         weights = linear(x, self.head_weights, n.activation) * (dim**-0.5 * heads**-0.5)
         keys = step.sequence.keys[self._key_owner(step)][:n_rows]
         tiles = [

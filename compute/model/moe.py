@@ -54,7 +54,7 @@ class Moe:
         picks, weights = route_select(logits, w.bias, config.top_k, config.routed_scale)
         self._note(step, picks, weights)
         plan = Plan(picks, weights)
-        rounded = n.round_fp8(x)
+        rounded = n.round_input(x)
         total = torch.zeros_like(rounded)
         stream = step.experts.stream(self.layer, plan.experts)
         for number, (expert, matrices) in enumerate(stream):
@@ -71,7 +71,7 @@ class Moe:
         n = self.numerics
         gate, up = linear(x, gate_up, n.activation).chunk(2, dim=1)
         activated = swiglu(gate, up, self.config.swiglu_limit, weight).to(n.activation)
-        return linear(n.round_fp8(activated), down, n.activation)
+        return linear(n.round_input(activated), down, n.activation)
 
     def _dequantise(self, expert: int, m: ExpertMatrices) -> tuple[Tensor, Tensor]:
         """Return gate over up [2 * width, H] and down [H, width], f32."""

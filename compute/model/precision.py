@@ -44,9 +44,10 @@ class Numerics:
 
     activation: torch.dtype  # between modules
     stream: torch.dtype  # the residual streams
-    round_fp8: Rounding  # inputs of fp8 and fp4 matrices, window rows
-    round_fp4_index: Rounding  # index queries and keys
-    round_fp4_latent: Rounding  # compressed rows
+    round_input: Rounding  # inputs of fp8 and fp4 matrices
+    round_window: Rounding  # window rows
+    round_index: Rounding  # index queries and keys
+    round_latent: Rounding  # compressed rows
 
     @classmethod
     def of(cls, precision: Precision) -> Numerics:
@@ -55,5 +56,5 @@ class Numerics:
         activation = torch.bfloat16 if bf16 else torch.float32
         stream = torch.bfloat16 if precision is Precision.VENDOR else torch.float32
         if precision is Precision.UNROUNDED:
-            return cls(activation, stream, Tensor.float, Tensor.float, Tensor.float)
-        return cls(activation, stream, round_fp8, round_fp4_index, round_fp4_latent)
+            return cls(activation, stream, *(Tensor.float,) * 4)
+        return cls(activation, stream, round_fp8, round_fp8, round_fp4_index, round_fp4_latent)

@@ -27,7 +27,9 @@ def attend(
     """
     n_tokens, n_heads, k = q.shape
     n_rows, n_queries = rows.shape[0], n_tokens * n_heads
-    values = fill_columns(rows.float().T).T  # whole vectors of keys, those added stay hidden
+    values: Tensor = fill_columns(
+        rows.float().T
+    ).T  # whole vectors of keys, those added stay hidden
     queries = fill_rows(q.float().reshape(n_queries, k))
     scores = (queries @ values.T) * k**-0.5
     scores[:, n_rows:] = -torch.inf
@@ -39,5 +41,5 @@ def attend(
     # The sum is a product too, one row after the other: what is hidden adds zeros, no other order.
     total = (weights @ weights.new_ones(weights.shape[1], _COLUMNS))[:n_queries, :1]
     total = total + (sink.repeat(n_tokens).unsqueeze(1) - largest[:n_queries]).exp()
-    out = ((weights @ values)[:n_queries] / total).to(dtype)
+    out: Tensor = ((weights @ values)[:n_queries] / total).to(dtype)
     return out.view(n_tokens, n_heads, k)

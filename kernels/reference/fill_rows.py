@@ -1,7 +1,7 @@
 """Shapes that make a result's bits independent of how many rows it is computed with.
 
-The CPU library has several orders of summation and, for functions like exp, two codes: which of them
-a value meets depends on the tensor's shape alone. Padding keeps every value on the common one.
+The CPU library has several orders of summation and, for functions like exp, two codes: which of
+them a value meets depends on the tensor's shape alone. Padding keeps every value on the common one.
 """
 
 from __future__ import annotations

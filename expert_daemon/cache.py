@@ -242,6 +242,14 @@ class SlotCache:
         """The key may be read again."""
         self._parts.barred.pop(layer * self._book.n_experts + expert, None)
 
+    def objection(self, load: Load) -> tuple[str, str] | None:
+        """(code, text) where a load that fell due is of a key that is not to be read."""
+        return self._parts.barred.get(load.layer * self._book.n_experts + load.expert)
+
+    def may_publish(self, load: Load) -> bool:
+        """Whether a read under way was not disowned."""
+        return self._flights.may_publish(load)
+
     def wanted(self, load: Load) -> bool:
         """Whether anybody waits for this read; if not, one not yet begun may be given to `fail`."""
         return self._serving.wanted(load)

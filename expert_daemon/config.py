@@ -45,6 +45,7 @@ class DaemonConfig:
     read_mode: str = "direct"  # "direct" (O_DIRECT) or "buffered"
     policy: str = "lfu-da"  # which slot is evicted first
     batch: int = 1  # tokens decoded at once, for the smallest legal arena
+    no_save: bool = False  # write nothing into the state directory
     allowed_uids: tuple[int, ...] = ()  # further user ids that may attach, beside our own
 
     @property
@@ -92,8 +93,12 @@ _OPTIONS = {
     "read_mode": "direct or buffered (default: direct)",
     "policy": "which expert is evicted first: lfu-da or lru (default: lfu-da)",
     "batch": "tokens decoded at once, for the smallest legal arena (default: 1)",
+    "no_save": "write nothing into the state directory",
     "allowed_uids": "further user ids that may attach, separated by commas",
 }
+
+
+_SWITCHES = ("no_save",)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -104,6 +109,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", metavar="FILE.toml", help="settings; flags win over it")
     for name, text in _OPTIONS.items():
+        if name in _SWITCHES:
+            parser.add_argument(
+                "--" + name.replace("_", "-"), action="store_true", default=None, help=text
+            )
+            continue
         metavar = {"arena": "SIZE", "arena_max": "SIZE", "read_threads": "N", "batch": "N"}
         parser.add_argument(
             "--" + name.replace("_", "-"),
@@ -183,6 +193,14 @@ def _count(value: object, where: str, largest: int) -> int:
     return int(text)
 
 
+def _switch(value: object, where: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value not in ("0", "1"):
+        raise ConfigError(f"{where}: {value!r} is neither 0 nor 1")
+    return value == "1"
+
+
 def _uids(value: object, where: str) -> tuple[int, ...]:
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list) or not all(re.fullmatch(r" *\d{1,10} *", str(i)) for i in items):
@@ -200,6 +218,7 @@ _CONVERTERS = {
     "read_mode": lambda value, where: _choice(value, where, READ_MODES),
     "policy": lambda value, where: _choice(value, where, POLICIES),
     "batch": lambda value, where: _count(value, where, MAX_BATCH),
+    "no_save": _switch,
     "allowed_uids": _uids,
 }
 assert {f.name.removesuffix("_bytes") for f in fields(DaemonConfig)} == set(_OPTIONS)

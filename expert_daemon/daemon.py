@@ -24,18 +24,24 @@ from .arena import ARENA_NAME, Arena, describe, open_arena
 from .arena_plan import PlannedArena, keep_size, plan
 from .cache import SlotCache
 from .cache_parts import CacheLimits, CacheMemory
+from .checksums import Checksums
 from .config import DaemonConfig
+from .hot_list import HotList
 from .loading import ExpertLoading
 from .lock import RuntimeLock, prepare_directory
 from .log import log
 from .metrics import Counters
+from .model_state import ModelState, shards_stamp
 from .policy import make_policy
+from .quarantine import Quarantine
 from .range_reader import MAX_WINDOW_BYTES, RangeReader
+from .read_faults import ReadFaults
 from .read_plan import Fragment
 from .reader import ExpertReader, Key
 from .reader_threads import ReaderThreads
 from .row_table import RowTable
 from .rows import EngramRows
+from .saver import Saver
 from .server import Server
 from .source import FileSource, Source
 from .works import Works
@@ -70,6 +76,12 @@ class Daemon:
             planned = keep_size(planned, passed_arena, checkpoint.fingerprint, top_k_batch)
         prepare_directory(config.runtime_dir)
         self._lock = RuntimeLock(config.lock_path)
+        self._state = ModelState(
+            config.state_dir,
+            checkpoint.fingerprint,
+            shards_stamp(checkpoint.shards),
+            save=not config.no_save,
+        )
         self._arena = open_arena(planned, checkpoint.fingerprint, passed_arena)
         files: Source = FileSource(checkpoint.shards, direct=config.read_mode == "direct")
         self._source = wrap_source(files) if wrap_source else files
@@ -82,6 +94,8 @@ class Daemon:
         self.cache = works.loading.cache
         self._server = Server(config, self._loop, works)
         self._loop.add_reader(self._wake, self._take_reads)
+        hot_list = HotList(self._state, self._arena.view.headers)
+        self._saver = Saver([works.reader.checksums.save, hot_list.save])
         log(f"{describe(self._arena)}; ready after {time.monotonic() - began:.3f} s")
 
     def run(self, *, stop_on_signals: bool = False) -> None:
@@ -113,15 +127,19 @@ class Daemon:
         pieces = [
             tuple(zip(image.piece_offsets, image.piece_bytes, strict=True)) for image in images
         ]
-        reader = ExpertReader(threads, ranges, _fragments(checkpoint), pieces, self._signal)
+        n_layers, n_experts = checkpoint.config.n_layers, checkpoint.config.n_experts
+        checksums = Checksums(n_layers, n_experts, self._state, checkpoint.checksums)
+        fragments = _fragments(checkpoint)
+        reader = ExpertReader(threads, ranges, fragments, pieces, self._signal, checksums)
         cache = _make_cache(config, checkpoint, planned, arena)
-        _remember_checksums(arena, cache, reader)
+        _remember_checksums(arena, cache, checksums)
+        faults = ReadFaults(cache, reader, Quarantine(n_layers, n_experts, self._state))
         tables = [RowTable(table, checkpoint.shards, ranges) for table in checkpoint.engram_tables]
         counters = Counters()
         return Works(
             arena=arena,
             budget=planned.budget,
-            loading=ExpertLoading(cache, reader, arena, counters),
+            loading=ExpertLoading(cache, reader, arena, counters, faults, planned.budget.hedge),
             reader=reader,
             threads=threads,
             ranges=ranges,
@@ -171,6 +189,7 @@ class Daemon:
             self._source.close()
         else:
             log("a read does not return: the process ends without it")
+        self._saver.close()
         self._arena.note_clean()
         self._server.close()
         self._loop.remove_reader(self._wake)
@@ -205,8 +224,8 @@ def _make_cache(
     return SlotCache.adopt(memory, policy, limits, engine_may_live=arena.engine_pid != 0)
 
 
-def _remember_checksums(arena: Arena, cache: SlotCache, reader: ExpertReader) -> None:
+def _remember_checksums(arena: Arena, cache: SlotCache, checksums: Checksums) -> None:
     """Hold later reads to the checksums of what a predecessor read."""
-    checksums = arena.view.headers["checksum"]
+    found = arena.view.headers["checksum"]
     for layer, expert, slot in cache.resident():
-        reader.remember_checksum((layer, expert), int(checksums[slot]))
+        checksums.learn(layer, expert, int(found[slot]))

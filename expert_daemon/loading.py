@@ -5,6 +5,7 @@ Runs on the loop's thread.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from .arena import Arena
@@ -12,10 +13,13 @@ from .cache import SlotCache
 from .log import log
 from .metrics import Counters
 from .outcome import FetchAnswer, Load, WindowAnswer
+from .read_faults import ReadFaults
 from .reader import ExpertRead, ExpertReader, ReadResult
 from .reader_threads import Lane
 
-SLOW_READ_NS = 2_000_000_000
+SLOW_READ_NS = 2_000_000_000  # of one part, on the drive: then it is read into another slot too
+LOST_READ_NS = 20_000_000_000  # then it is waited for no longer, before the engine's own deadline
+MAX_LINES = 4
 
 
 @dataclass(slots=True)
@@ -32,55 +36,136 @@ class WindowReads:
         return (self.last_ns - self.first_ns) / 1e6
 
 
+@dataclass(slots=True)
+class UnderWay:
+    """A load and the read that serves it."""
+
+    load: Load
+    read: ExpertRead
+    is_slow: bool = False
+    is_hedge: bool = False
+    is_lost: bool = False
+
+
 class ExpertLoading:
     """Starts the loads that fall due in `cache` and finishes them there."""
 
     def __init__(
-        self, cache: SlotCache, reader: ExpertReader, arena: Arena, counters: Counters
+        self,
+        cache: SlotCache,
+        reader: ExpertReader,
+        arena: Arena,
+        counters: Counters,
+        faults: ReadFaults,
+        max_hedges: int,
     ) -> None:
         self.cache = cache
+        self.faults = faults
+        self._max_hedges = max_hedges
         self._reader = reader
         self._arena = arena
         self._counters = counters
-        self._under_way: dict[tuple[int, int], tuple[Load, ExpertRead]] = {}
+        self._under_way: dict[tuple[int, int], UnderWay] = {}
         self.window = WindowReads()
 
     def settle(self) -> tuple[list[WindowAnswer], list[FetchAnswer]]:
         """Start what fell due; return the answers that did."""
-        due = self.cache.drain()
-        for load in due.loads:
-            lane = Lane.DEMAND if load.demand else Lane.FETCH
-            read = self._reader.submit(
-                (load.layer, load.expert),
-                load.slot,
-                load.generation,
-                self._arena.slot(load.slot),
-                lane,
-            )
-            self._under_way[load.slot, load.generation] = (load, read)
-        for load in due.promoted:
-            under_way = self._under_way.get((load.slot, load.generation))
-            if under_way is not None:
-                self._reader.raise_lane(under_way[1], Lane.DEMAND)
-        return due.answers, due.fetches
+        answers: list[WindowAnswer] = []
+        fetches: list[FetchAnswer] = []
+        while True:
+            due = self.cache.drain()
+            answers += due.answers
+            fetches += due.fetches
+            for load in due.loads:
+                self._start(load)
+            for load in due.promoted:
+                under_way = self._under_way.get((load.slot, load.generation))
+                if under_way is not None:
+                    self._reader.raise_lane(under_way.read, Lane.DEMAND)
+            if not due.loads:
+                return answers, fetches
+
+    def _start(self, load: Load) -> None:
+        objection = self.cache.objection(load)
+        if objection is not None:
+            self.cache.fail(load, *objection)
+            return
+        self._read(load, Lane.DEMAND if load.demand else Lane.FETCH)
+
+    def _read(self, load: Load, lane: Lane, *, is_hedge: bool = False) -> None:
+        key = (load.layer, load.expert)
+        memory = self._arena.slot(load.slot)
+        read = self._reader.submit(key, load.slot, load.generation, memory, lane)
+        self._under_way[load.slot, load.generation] = UnderWay(load, read, is_hedge=is_hedge)
 
     def take_results(self) -> None:
         """Tell the cache of the reads that have ended."""
         for result in self._reader.drain():
-            load, read = self._under_way.pop((result.slot, result.generation))
-            self._count(result, read)
+            under_way = self._under_way.pop((result.slot, result.generation))
+            load = under_way.load
+            if under_way.is_lost:
+                self.faults.returned(load)
+            self._count(result, under_way.read)
             if result.code:
+                self.faults.failed(result)
                 self.cache.fail(load, result.code, result.text)
-            else:
-                self.cache.finish(load, result.checksum)
+            elif self.cache.finish(load, result.checksum):
+                self._cancel_others(load)
+
+    def _cancel_others(self, load: Load) -> None:
+        """Leave out what is left to read of a key that another read has brought."""
+        for other in self._under_way.values():
+            same = (other.load.layer, other.load.expert) == (load.layer, load.expert)
+            if same and not self.cache.may_publish(other.load):
+                self._reader.cancel(other.read)
+
+    def look_for_slow_reads(self) -> None:
+        """Hedge reads that the drive is slow with, give up those that do not return.
+
+        Call it a few times a second, and `settle` after it.
+        """
+        now = time.monotonic_ns()
+        lines: list[str] = []
+        for one in list(self._under_way.values()):
+            longest = one.read.longest_ns(now)
+            if longest <= SLOW_READ_NS or one.is_lost:
+                continue
+            if not one.is_slow:
+                one.is_slow = True
+                self._counters.slow_reads += 1
+                lines.append(f"{self._where(one)}: not back from the drive after 2 s")
+            if longest > LOST_READ_NS:
+                self._give_up(one, longest)
+            elif not one.is_hedge and self._n_hedges() < self._max_hedges:
+                twin = self.cache.hedge(one.load)
+                if twin is not None:
+                    self._read(twin, Lane.DEMAND, is_hedge=True)
+        for line in lines[:MAX_LINES]:
+            log(line)
+        if len(lines) > MAX_LINES:
+            log(f"and {len(lines) - MAX_LINES} other experts' reads likewise")
+
+    def _n_hedges(self) -> int:
+        return sum(one.is_hedge for one in self._under_way.values())
+
+    def _give_up(self, one: UnderWay, longest_ns: int) -> None:
+        one.is_lost = True
+        self._counters.lost_reads += 1
+        text = f"{self._where(one)}: the read has not returned for {longest_ns / 1e9:.0f} s"
+        log(text)
+        self._reader.cancel(one.read)
+        self.faults.given_up(one.load, text)
+        self.cache.disown(one.load, "TIMEOUT", text)
+
+    def _where(self, one: UnderWay) -> str:
+        path, offset = self._reader.place(one.read.key)
+        layer, expert = one.read.key
+        return f"layer {layer} expert {expert}: {path} from byte {offset} on"
 
     def _count(self, result: ReadResult, read: ExpertRead) -> None:
         counters = self._counters
-        if result.read_ns > SLOW_READ_NS:
-            layer, expert = result.key
-            log(f"layer {layer} expert {expert}: read in {result.read_ns / 1e9:.1f} s")
         if result.code:
-            counters.read_errors += 1
+            counters.read_errors += result.code != "CANCELLED"
             return
         counters.reads += 1
         counters.bytes_read += result.n_bytes

@@ -15,6 +15,8 @@ class Counters:
     bytes_read: int = 0  # of these, without what alignment adds
     read_ns: int = 0  # sum over experts, from submission to the last byte's checksum
     read_errors: int = 0  # experts that failed
+    slow_reads: int = 0  # whose drive took longer than 2 s
+    lost_reads: int = 0  # given up without their return
     row_requests: int = 0
     rows: int = 0
     row_errors: int = 0

@@ -4,8 +4,8 @@
 ReaderThreads, and results come back through `drain` after `wake` was called once.
 
 Invariants: a read that was submitted gives exactly one result, after its last system call has
-returned; until then its slot is written to. Checksums of what was read first are kept, and a later
-read that differs is repeated once before it fails.
+returned; until then its slot is written to. A read whose checksum is not the key's is repeated once
+before it fails.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import partial
 
 import xxhash
 
+from .checksums import Checksums
 from .range_reader import RangeReader, ReadFailure
 from .read_plan import Fragment, Part, plan_parts
 from .reader_threads import Lane, ReaderThreads
@@ -46,6 +47,7 @@ class ExpertRead:
 
     __slots__ = (
         "address",
+        "begun",
         "cancelled",
         "claimed",
         "failure",
@@ -72,10 +74,15 @@ class ExpertRead:
         self.address = int(memory.__array_interface__["data"][0])
         self.parts = parts
         self.claimed = bytearray(len(parts))
+        self.begun = [0] * len(parts)  # when a thread began each part [ns], 0: not now
         self.n_unfinished = len(parts)
         self.failure: ReadFailure | None = None
         self.is_repeated = False
         self.started = time.monotonic_ns()
+
+    def longest_ns(self, now: int) -> int:
+        """How long the part that has been read for longest is being read now."""
+        return max((now - begun for begun in self.begun if begun), default=0)
 
 
 class ExpertReader:
@@ -88,6 +95,7 @@ class ExpertReader:
         fragments_of: Callable[[Key], list[Fragment]],
         pieces: Sequence[Sequence[tuple[int, int]]],
         wake: Callable[[], None],
+        checksums: Checksums,
     ) -> None:
         """Take the places of a key's slices, and each layer's pieces: (slot offset, bytes)."""
         self._threads = threads
@@ -98,13 +106,14 @@ class ExpertReader:
         self._awake = False
         self._results: deque[ReadResult] = deque()
         self._lock = threading.Lock()
-        self._checksums: dict[Key, int] = {}
+        self.checksums = checksums
         self.n_in_flight = 0
         self.n_checksum_retries = 0
 
-    def remember_checksum(self, key: Key, checksum: int) -> None:
-        """Hold later reads of `key` to this checksum, unless one is known already."""
-        self._checksums.setdefault(key, checksum)
+    def place(self, key: Key) -> tuple[str, int]:
+        """(file, offset) of a key's first byte, for messages."""
+        first = plan_parts(self._fragments_of(key))[0]
+        return str(self._ranges.source.path(first.shard)), first.start
 
     def submit(
         self, key: Key, slot: int, generation: int, memory: Bytes, lane: Lane = Lane.DEMAND
@@ -146,10 +155,12 @@ class ExpertReader:
             read.claimed[number] = 1
         failure: ReadFailure | None = None
         if read.failure is None and not read.cancelled:
+            read.begun[number] = time.monotonic_ns()
             try:
                 self._ranges.read_part(read.parts[number], read.memory, read.address, bounce)
             except ReadFailure as caught:
                 failure = caught
+            read.begun[number] = 0
         elif read.failure is None:
             failure = ReadFailure("CANCELLED", "cancelled before it was read")
         with self._lock:
@@ -163,7 +174,7 @@ class ExpertReader:
         checksum = 0
         if read.failure is None:
             checksum = self._checksum(read)
-            known = self._checksums.setdefault(read.key, checksum)
+            known = self.checksums.learn(*read.key, checksum)
             if checksum != known:
                 if not read.is_repeated:
                     self._repeat(read)

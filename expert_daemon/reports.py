@@ -11,6 +11,7 @@ import numpy as np
 from protocol.wire.messages import KeyList, Keys, Ping, Pong, StatList, Stats
 
 from .outbox import Outbox
+from .quarantine import MOST_LISTED
 from .sessions import Session, Sessions
 from .works import Value, Works
 
@@ -63,7 +64,18 @@ class Reports:
             "queue_depth": works.threads.depth(),
             "read_retries": works.ranges.n_retries,
             "checksum_retries": works.reader.n_checksum_retries,
+            "checksums_known": works.reader.checksums.n_known,
+            "reads_not_back": works.loading.faults.n_lost,
+            **self._quarantined(),
             "rows_inline": works.rows.n_inline,
             "n_clients": len(self._sessions.by_number),
             "engine_pid": engine.pid if engine else 0,
         }
+
+    def _quarantined(self) -> dict[str, Value]:
+        """Each quarantined expert with file, offset and reason, as far as they can be listed."""
+        quarantine = self._works.loading.faults.quarantine
+        values: dict[str, Value] = {"quarantined": len(quarantine)}
+        for entry in quarantine.entries()[:MOST_LISTED]:
+            values[f"quarantine layer {entry.layer} expert {entry.expert}"] = entry.reason
+        return values

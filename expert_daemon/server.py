@@ -21,7 +21,9 @@ from .admission import Admission
 from .config import DaemonConfig
 from .descriptor_server import DescriptorServer
 from .engine_desk import EngineDesk
+from .fault_desk import FaultDesk
 from .fetch_desk import FetchDesk
+from .loading import SLOW_READ_NS
 from .outbox import Outbox
 from .outcome import RequestRefused
 from .reports import Reports
@@ -29,6 +31,8 @@ from .router import Router
 from .row_desk import RowDesk
 from .sessions import Session, Sessions
 from .works import Works
+
+TICK_S = 0.5
 
 Handler = Callable[[Session, Any], None]
 
@@ -58,6 +62,7 @@ class Server:
         self._fetches = FetchDesk(sessions, outbox, works, loop, self.settle)
         self._rows = RowDesk(sessions, outbox, works)
         self._reports = Reports(sessions, outbox, works)
+        self._fault_desk = FaultDesk(outbox, works)
         self._admission = Admission(
             sessions,
             outbox,
@@ -77,6 +82,7 @@ class Server:
             attach=self._admission.attach,
             gone=self._admission.disconnected,
         )
+        self._next_tick = loop.call_later(TICK_S, self._tick)
 
     def take_reads(self) -> None:
         """Readers have finished something: call on the loop's thread."""
@@ -100,6 +106,7 @@ class Server:
 
     def close(self) -> None:
         """Hang up on everybody."""
+        self._next_tick.cancel()
         self._admission.watch.end()
         self._descriptors.close()
         self._router.close()
@@ -122,7 +129,7 @@ class Server:
             messages.Bye: Rule(self._admission.bye, needs_attach=False),
             messages.Stream: Rule(self._not_yet, "engine"),
             messages.Resize: Rule(self._resize),
-            messages.Unquarantine: Rule(self._not_yet),
+            messages.Unquarantine: Rule(self._fault_desk.unquarantine),
             messages.Trace: Rule(self._not_yet),
             messages.Consumed: Rule(_pass_over, "engine"),
             messages.Hint: Rule(_pass_over, "engine"),
@@ -130,6 +137,14 @@ class Server:
             messages.Warm: Rule(_pass_over),
             messages.Pong: Rule(_pass_over),
         }
+
+    def _tick(self) -> None:
+        """See to what only the passing of time brings about."""
+        self._next_tick = self._loop.call_later(TICK_S, self._tick)
+        self._works.threads.relieve(SLOW_READ_NS)
+        self._works.loading.look_for_slow_reads()
+        self.settle()
+        self._outbox.look_again()
 
     def _receive(self, route: bytes, frames: list[bytes]) -> None:
         if len(frames) != 1:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from expert_daemon.checksums import Checksums
 from expert_daemon.direct_io import aligned_buffer
 from expert_daemon.range_reader import RangeReader
 from expert_daemon.read_plan import Fragment
@@ -67,6 +68,7 @@ class Harness:
             self.fragments,
             [self.pieces] * 4,
             self.wakes.release,
+            Checksums(4, N_EXPERTS),
         )
 
     def fragments(self, key):
@@ -186,7 +188,7 @@ def test_a_later_read_that_differs_is_read_again_and_then_fails(harness):
 
 def test_a_remembered_checksum_holds_the_first_read(harness):
     h = harness()
-    h.reader.remember_checksum((3, 1), 42)
+    h.reader.checksums.learn(3, 1, 42)
     assert h.read(1)[0].code == "CHECKSUM"
 
 

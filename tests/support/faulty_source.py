@@ -29,8 +29,10 @@ class Faults:
     short: int = 0  # most bytes that a read returns; 0: all
     wrong: Rule | None = None  # a byte in the middle comes out inverted
     wrong_times: int = -1
-    stuck: Rule | None = None  # the read waits until `unstick`
-    delay: float = 0.0  # seconds before each expert read
+    stuck: Rule | None = None  # the read waits until `unstick`: it never returns
+    stuck_times: int = -1
+    delay: float = 0.0  # seconds before each read
+    late: Callable[[int, int, int], float] | None = None  # seconds before one read
     shuffle: random.Random | None = None  # delays of random length, so that reads end in any order
     unstick: threading.Event = field(default_factory=threading.Event)
 
@@ -59,10 +61,11 @@ class FaultySource:
         n_bytes = len(memory)
         if kind is ReadKind.NOWAIT:
             return 0
-        if faults.stuck is not None and faults.stuck(shard, offset, n_bytes):
+        if self._strikes(faults.stuck, "stuck_times", shard, offset, n_bytes):
             faults.unstick.wait()
-        if faults.delay:
-            time.sleep(faults.delay)
+        late = faults.late(shard, offset, n_bytes) if faults.late is not None else 0.0
+        if faults.delay + late:
+            time.sleep(faults.delay + late)
         if faults.shuffle is not None:
             time.sleep(faults.shuffle.random() * 0.003)
         if self._strikes(faults.eio, "eio_times", shard, offset, n_bytes):

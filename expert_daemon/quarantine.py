@@ -1,0 +1,89 @@
+"""Experts whose bytes cannot be trusted: read twice with a checksum that is not theirs.
+
+A key stays here, over restarts too, until it is lifted or the model's fingerprint changes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from .log import log
+from .model_state import ModelState
+
+NAME = "quarantine"
+MOST_LISTED = 256
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key and where its bytes are."""
+
+    layer: int
+    expert: int
+    path: str
+    offset: int  # of the key's first byte in the file
+    reason: str  # in words, with all of these
+
+
+class Quarantine:
+    """The entries by key; one thread."""
+
+    def __init__(self, n_layers: int, n_experts: int, state: ModelState | None = None) -> None:
+        """Begin with what an earlier daemon saved in `state`."""
+        self._state = state
+        self._entries: dict[Key, Entry] = {}
+        saved = state.read(NAME) if state is not None else None
+        if saved is None:
+            return
+        for entry in _entries(saved):
+            if 0 <= entry.layer < n_layers and 0 <= entry.expert < n_experts:
+                self._entries[entry.layer, entry.expert] = entry
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def entries(self) -> list[Entry]:
+        """All entries, ascending by key."""
+        return [self._entries[key] for key in sorted(self._entries)]
+
+    def get(self, key: Key) -> Entry | None:
+        """The key's entry, where it has one."""
+        return self._entries.get(key)
+
+    def add(self, entry: Entry) -> None:
+        """Put a key here; its first entry stays."""
+        if self._entries.setdefault((entry.layer, entry.expert), entry) is entry:
+            log(f"quarantined: {entry.reason}")
+            self._save()
+
+    def lift(self, keys: Iterable[Key]) -> list[Key]:
+        """Take keys out; returns those that were here."""
+        lifted = [key for key in keys if self._entries.pop(key, None) is not None]
+        if lifted:
+            log(f"quarantine lifted from {len(lifted)} experts")
+            self._save()
+        return lifted
+
+    def _save(self) -> None:
+        # Rare, small, and worth a moment: a key that is bad must not be forgotten.
+        if self._state is not None:
+            self._state.write(
+                NAME, json.dumps([asdict(entry) for entry in self.entries()]).encode()
+            )
+
+
+def _entries(saved: bytes) -> list[Entry]:
+    try:
+        found = json.loads(saved)
+    except ValueError:
+        return []
+    return [_entry(one) for one in found if isinstance(one, dict)]
+
+
+def _entry(raw: dict[str, Any]) -> Entry:
+    return Entry(**{field.name: raw.get(field.name) for field in fields(Entry)})  # type: ignore[arg-type]

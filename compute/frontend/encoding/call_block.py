@@ -17,6 +17,7 @@ from .call_arguments import CallArguments
 from .events import ArgumentsDelta, CallEnded, CallStarted, Event
 
 _CALL = re.compile(r'\s*invoke\s+name\s*=\s*"([^"]*)"[^>]*>')
+_CALL_NAMED = re.compile(r'\s*invoke\s+name\s*=\s*"([^"]*)"')
 _CALL_SO_FAR = re.compile(r'[^>"]*("[^"]*("[^>]*)?)?')
 _NAME = r'\s*parameter\s+name\s*=\s*"(.*?)"'
 _PARAMETER = re.compile(_NAME + r'\s+string\s*=\s*"([^"<>]*)"\s*>', re.DOTALL)
@@ -37,6 +38,7 @@ class CallBlock:
         self._tail = ""  # the end of the last text: "", "<" or "</"
         self._tag: str | None = None  # text after the marker of a tag that is not complete
         self._closing = False  # whether that tag is an end tag
+        self._ends_value = False  # whether it has ended a value, so that it may be a parameter's
         self._call: CallArguments | None = None
         self._name = ""
         self._events: list[Event] = []
@@ -66,21 +68,20 @@ class CallBlock:
             if self._tag is not None:
                 self._give_up(self._tag.removesuffix(tail), tail)
             if not self.closed:
-                self._tag, self._closing = "", tail == "</"
+                self._tag, self._closing, self._ends_value = "", tail == "</", False
         elif self._tag is not None:
             self._tag += self._marker
         return self._taken()
 
     def finish(self) -> list[Event]:
         """Return the events at the end of the output."""
-        if self._call is not None and not self.closed:
+        in_end_tag = self._tag is not None and self._closing
+        if self._tag is not None and not self._closing and not self.closed:
+            self._cut_head(self._tag)
+        if self._call is not None:
             if self._call.is_open:
                 self._send(self._call.add(self._tail))
-            elif self._tag is not None and not self._closing:
-                named = _NAMED.match(self._tag)
-                if named is not None:
-                    self._send(self._call.open(named[1], ""))
-            self._end_call(complete=False)
+            self._end_call(complete=in_end_tag and not self._ends_value)
         return self._taken()
 
     def _taken(self) -> list[Event]:
@@ -97,7 +98,7 @@ class CallBlock:
         assert self._call is not None
         if tail == "</":
             self._send(self._call.close())
-            self._tag, self._closing = "", True
+            self._tag, self._closing, self._ends_value = "", True, True
         else:
             self._send(self._call.add(tail + self._marker))
 
@@ -130,12 +131,15 @@ class CallBlock:
             so_far = _CALL_SO_FAR.match(tag)
             assert so_far is not None
             return "" if so_far.end() == len(tag) else self._after(tag[so_far.end() + 1 :])
+        self._start_call(found[1])
+        return self._after(tag[found.end() :])
+
+    def _start_call(self, name: str) -> None:
         if self._call is not None:
             self._end_call(complete=True)
-        self._call, self._name = CallArguments(), found[1]
-        self._events.append(CallStarted(self.n_calls, found[1]))
+        self._call, self._name = CallArguments(), name
+        self._events.append(CallStarted(self.n_calls, name))
         self.n_calls += 1
-        return self._after(tag[found.end() :])
 
     def _open_value(self, tag: str) -> str:
         found = _PARAMETER.match(tag)
@@ -144,6 +148,14 @@ class CallBlock:
         assert self._call is not None
         self._send(self._call.open(found[1], found[2]))
         return self._after(tag[found.end() :])
+
+    def _cut_head(self, tag: str) -> None:
+        """The output ends inside the head of a call or a parameter; its name may be known."""
+        call, parameter = _CALL_NAMED.match(tag), _NAMED.match(tag)
+        if call is not None:
+            self._start_call(call[1])
+        elif parameter is not None and self._call is not None:
+            self._send(self._call.open(parameter[1], ""))
 
     def _give_up(self, tag: str, tail: str) -> None:
         """Another tag begins where `tag` is not complete: a parameter without a flag has ended."""

@@ -1,9 +1,10 @@
 """The vendor's own prompt encoder, through its package `deepseek-recipe`; the one place for it.
 
 Requests of the three APIs become V4.1 prompts. What the package does otherwise than the model
-specification (section 11) is repaired here: efforts that are numbers, reasoning inside a tool round
-that declares no tools, numbers beyond 64 bits, arguments encoded twice, an assistant message to be
-continued in the Messages API. Importing this module fails where the package is not installed.
+specification (section 11) or the APIs is repaired here: efforts that are numbers, reasoning inside
+a tool round that declares no tools, numbers beyond 64 bits, arguments encoded twice, and in the
+Messages API an assistant message to be continued and a demand for a call of any tool. Importing
+this module fails where the package is not installed.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class RecipeEncoder:
         numbers = ExactNumbers(fields.body)
         request, namespaces = self._convert(fields, numbers)
         conversation = request.conversation
-        if fields.prefix and api is Api.MESSAGES:
-            conversation = _with_open_end(conversation)
+        must_call = api is Api.MESSAGES and _choice_is_any(fields)
+        if api is Api.MESSAGES and (fields.prefix or must_call):
+            conversation = _mended(conversation, prefix=fields.prefix, must_call=must_call)
         if any(message.image_sources for message in conversation.messages):
             raise RequestError("images cannot be read yet: send text only", param="messages")
         rendered = self._encoding.render_conversation(conversation)
@@ -69,14 +71,14 @@ class RecipeEncoder:
         spans = [Span(numbers.show(text), special) for text, special in spans]
         ids = token_ids(spans, self._tokenizer)
         parsing = request.parsing_options
-        inside = parsing.starts_in_tool_calls
+        inside = parsing.starts_in_tool_calls or must_call
         return Prompt(
             ids=ids,
             spans=tuple(spans),
             start=Start.CALLS if inside else output_start(ids, self._tokenizer),
             effort=fields.effort,
             parse_calls=parsing.parse_tool_calls,
-            constraint=_constraint(request, numbers),
+            constraint=_constraint(request, numbers, must_call=must_call),
             namespaces=namespaces,
         )
 
@@ -95,8 +97,6 @@ class RecipeEncoder:
             return request.convert(self._options), namespaces
         except library.ConversionError as error:
             raise RequestError(_reason(error), status=error.status_code) from None
-        except RecursionError:
-            raise RequestError("the request body is nested too deeply") from None
         except (ValueError, OverflowError) as error:
             raise RequestError(str(error)) from None
 
@@ -137,22 +137,33 @@ def _with_arguments(item: Any, numbers: ExactNumbers) -> Any:
     return {**item, "arguments": numbers.arguments(item["arguments"])}
 
 
-def _with_open_end(conversation: library.Conversation) -> library.Conversation:
-    """The conversation with its last message, the assistant's, to be continued."""
-    *earlier, last = conversation.messages
-    if last.tool_calls or last.role != "assistant":
-        return conversation
-    open_end = library.AssistantMessage(last.content, last.reasoning_content, prefix=True)
-    plain = conversation.response_format in {"json_schema", "regex"}
+def _choice_is_any(fields: Fields) -> bool:
+    """Whether a Messages request demands a call of any tool; the library takes it for a wish."""
+    choice = fields.body.get("tool_choice")
+    return (
+        bool(fields.body.get("tools")) and isinstance(choice, dict) and choice.get("type") == "any"
+    )
+
+
+def _mended(
+    conversation: library.Conversation, *, prefix: bool, must_call: bool
+) -> library.Conversation:
+    """A Messages conversation, its last message to be continued or a call demanded."""
+    messages = conversation.messages
+    if prefix and must_call:
+        raise RequestError("tool_choice: no call can be forced while a message is continued")
+    if prefix and not messages[-1].tool_calls:
+        said = messages[-1]
+        messages[-1] = library.AssistantMessage(said.content, said.reasoning_content, prefix=True)
     return library.Conversation(
-        [*earlier, open_end],
+        messages,
         thinking_mode=conversation.thinking_mode,
         tools=conversation.tools,
-        tool_choice=conversation.tool_choice,
+        tool_choice="required" if must_call else conversation.tool_choice,
         reasoning_effort=conversation.reasoning_effort,
         response_format="json_object" if conversation.response_format == "json_object" else "text",
-        response_schema=conversation.response_schema if plain else None,
-        response_regex=conversation.response_regex if plain else None,
+        response_schema=conversation.response_schema,
+        response_regex=conversation.response_regex,
     )
 
 
@@ -193,9 +204,14 @@ def _set_effort(spans: list[Span], effort: int) -> list[Span]:
     return spans
 
 
-def _constraint(request: library.ConversationRequest, numbers: ExactNumbers) -> Constraint | None:
+def _constraint(
+    request: library.ConversationRequest, numbers: ExactNumbers, *, must_call: bool
+) -> Constraint | None:
     found = request.inference_options.output_constraint
-    return None if found is None else Constraint(found.kind, numbers.show(found.schema))
+    if found is None:
+        return None
+    kind = "tool_call_required" if must_call else found.kind
+    return Constraint(kind, numbers.show(found.schema))
 
 
 def _reason(error: library.ConversionError) -> str:

@@ -55,15 +55,15 @@ class Encoding:
 
     def chat(self, body: Any) -> Prompt:
         """Return the prompt of a Chat Completions request. Raises RequestError."""
-        return self._encoder.encode(Api.CHAT, body)
+        return self._encode(Api.CHAT, body)
 
     def messages(self, body: Any) -> Prompt:
         """Return the prompt of an Anthropic Messages request. Raises RequestError."""
-        return self._encoder.encode(Api.MESSAGES, body)
+        return self._encode(Api.MESSAGES, body)
 
     def responses(self, body: Any) -> Prompt:
         """Return the prompt of a Responses request. Raises RequestError."""
-        return self._encoder.encode(Api.RESPONSES, body)
+        return self._encode(Api.RESPONSES, body)
 
     def completion(self, prompt: Any) -> Prompt:
         """Return the prompt of a Completions request: a text, or ids that are taken as they are.
@@ -91,6 +91,12 @@ class Encoding:
     def parser(self, prompt: Prompt, stops: Sequence[str] = ()) -> OutputParser:
         """Return the parser of the answer to `prompt`; `stops` are the request's stop strings."""
         return OutputParser.after(prompt, self.tokenizer, stops)
+
+    def _encode(self, api: Api, body: Any) -> Prompt:
+        try:
+            return self._encoder.encode(api, body)
+        except RecursionError:
+            raise RequestError("the request body is nested too deeply") from None
 
     def _choose(self, template: Path | None) -> _Encoder:
         if template is not None:

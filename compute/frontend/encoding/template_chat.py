@@ -2,8 +2,8 @@
 
 The template is run in a sandbox and sees what such templates usually see: messages, tools,
 add_generation_prompt, bos_token, eos_token, thinking. A marker that somebody spelled in a message
-is broken by a noncharacter before the template runs and mended afterwards, so it stays text;
-markers of the template itself become their ids.
+is broken by a character that occurs nowhere else before the template runs and mended afterwards,
+so it stays text; markers of the template itself become their ids.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .prompt import Prompt, Start, cut_spans, output_start, token_ids
 from .request_fields import Api, Fields, calls_allowed, mapping, read_fields
 from .turns import read_turns
 
-_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+_RARE = [chr(code) for code in range(0xA490, 0xA4C7)]  # Yi radicals: letters, so never escaped
 _FAULTS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -40,7 +40,7 @@ class TemplateEncoder:
         self._tokenizer = tokenizer
         self._settings = settings
         self._path = path
-        self._template = _load(path)
+        self._source, self._template = _load(path)
         special = tokenizer.special
         self._names = {
             "bos_token": self._spelling(special.begin),
@@ -53,7 +53,8 @@ class TemplateEncoder:
     def encode(self, api: Api, body: Any) -> Prompt:
         """Return the prompt of a request body. Raises RequestError."""
         fields = read_fields(api, body, self._settings)
-        breaker, end = _absent_from(fields.body)[:2]
+        written = json.dumps(fields.body, ensure_ascii=False)
+        breaker, end = _absent_from(written, self._source)[:2]
         messages = self._messages(fields)
         if fields.prefix:
             messages[-1]["content"] = str(messages[-1].get("content") or "") + end
@@ -122,7 +123,8 @@ class TemplateEncoder:
         return "" if token_id is None else self._tokenizer.decode([token_id], special=True)
 
 
-def _load(path: Path) -> Template:
+def _load(path: Path) -> tuple[str, Template]:
+    """The template's source and what it compiles to. Raises ConfigError."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -130,15 +132,18 @@ def _load(path: Path) -> Template:
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _now
     try:
-        return environment.from_string(path.read_text(encoding="utf-8"))
+        source = path.read_text(encoding="utf-8")
+        return source, environment.from_string(source)
     except TemplateError as error:
         raise ConfigError(f"{path}: not a chat template: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(value: Any, indent: int | None = None, **form: Any) -> str:
+    """The filter `tojson` as chat templates know it; nothing is escaped for HTML or ASCII."""
+    known = {key: form[key] for key in ("separators", "sort_keys") if key in form}
+    return json.dumps(value, ensure_ascii=False, indent=indent, **known)
 
 
 def _refuse(message: str) -> NoReturn:
@@ -149,12 +154,11 @@ def _now(form: str) -> str:
     return datetime.now().astimezone().strftime(form)
 
 
-def _absent_from(body: Any) -> list[str]:
-    """Noncharacters that the request does not hold."""
-    written = json.dumps(body, ensure_ascii=False)
-    found = [character for character in _NONCHARACTERS if character not in written]
+def _absent_from(*written: str) -> list[str]:
+    """Rare characters that stand in none of the texts."""
+    found = [character for character in _RARE if not any(character in text for text in written)]
     if len(found) < 2:
-        raise RequestError("the request holds too many different noncharacters (U+FDD0 to U+FDEF)")
+        raise RequestError("the request holds too many different Yi radicals (U+A490 to U+A4C6)")
     return found
 
 

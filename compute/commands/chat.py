@@ -19,7 +19,14 @@ from compute.config import load_config
 from compute.frontend.text_stream import TextStream
 from protocol.errors import ConfigError
 
-from .requests import Answer, add_request_arguments, run_request, sampling_of, stops_of
+from .requests import (
+    Answer,
+    add_request_arguments,
+    run_request,
+    sampling_of,
+    say_what_is_unused,
+    stops_of,
+)
 from .terminal import Display, as_json, closing_line, interruptible
 
 if TYPE_CHECKING:
@@ -45,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     sampling, stops = sampling_of(config, args), stops_of(args)
     display = Display(quiet=args.json)
     with opened(config, display) as ready:
+        say_what_is_unused(ready, display)
         talk = Talk(ready.tokenizer, ready.bos_id, think=args.think, system=args.system)
         for line in _lines(ready, display):
             ids = talk.prompt(line)

@@ -15,7 +15,14 @@ import sys
 from compute.config import load_config
 from protocol.errors import ConfigError
 
-from .requests import Answer, add_request_arguments, run_request, sampling_of, stops_of
+from .requests import (
+    Answer,
+    add_request_arguments,
+    run_request,
+    sampling_of,
+    say_what_is_unused,
+    stops_of,
+)
 from .terminal import Display, as_json, closing_line, interruptible
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -49,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args.prompt) if given is None else ""
     display = Display(quiet=args.json)
     with opened(config, display) as ready:
+        say_what_is_unused(ready, display)
         ids = given
         if ids is None:
             ids = ready.tokenizer.encode(prompt, markers=args.markers)
@@ -81,7 +89,10 @@ def _prompt(given: str | None) -> str:
         return given
     if given is None and sys.stdin.isatty():
         raise ConfigError("no prompt: give a text, --prompt-ids, or pipe a text in")
-    return sys.stdin.read()
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"standard input: byte {error.start} is not UTF-8") from None
 
 
 def _report(

@@ -61,6 +61,14 @@ def stops_of(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(args.stop)
 
 
+def say_what_is_unused(opened: Opened, display: Display) -> None:
+    """Say so where settings of a daemon were given and one runs that was not started here."""
+    config = opened.config
+    if opened.daemon.child is None and config.arena is not None:
+        place = opened.daemon.runtime_dir
+        display.line(f"a daemon runs in {place} already: its own --arena holds, not this one")
+
+
 @dataclass(slots=True)
 class Answer:
     """What a request brought."""

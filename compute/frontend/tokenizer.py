@@ -90,11 +90,17 @@ class Tokenizer:
 
         markers   True: spelled markers such as `<think>` become their special ids.
                   False: they stay text, as text that others wrote must.
+
+        Raises ConfigError for a text that came from bytes that are not UTF-8.
         """
         backend = self._backend
         if not markers and any(spelling in text for spelling in self._spellings):
             backend = self._plain
-        return list(backend.encode(text, add_special_tokens=False).ids)
+        try:
+            return list(backend.encode(text, add_special_tokens=False).ids)
+        except TypeError:
+            place = next(k for k, character in enumerate(text) if "\ud800" <= character <= "\udfff")
+            raise ConfigError(f"text: what stands at character {place} is not UTF-8") from None
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Return the text of `ids` at once; the special tokens' own text only where asked."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -100,6 +101,16 @@ def test_a_text_prompt_begins_with_the_begin_token_and_markers_stay_text(
     marked = _object(capsys, text, "--max-tokens", "1", "--markers")["prompt_ids"]
     assert marked[0] == 0
     assert marked[-1] == 7
+
+
+def test_a_prompt_may_be_piped_in_and_must_be_utf8(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"LOUIS.\n"), "utf-8"))
+    assert _object(capsys, "--max-tokens", "1")["prompt_ids"][0] == 0
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"LOU\xff"), "utf-8"))
+    assert headrace.main(["generate"]) == 2
+    assert "byte 3 is not UTF-8" in capsys.readouterr().err
 
 
 def test_sampling_repeats_with_the_seed_that_is_printed(

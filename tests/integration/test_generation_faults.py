@@ -120,10 +120,12 @@ def test_a_daemon_that_runs_by_itself_is_found_used_and_left(
             time.sleep(0.02)
         prompt = ["--prompt-ids", ",".join(map(str, PROMPT))]
         found = []
-        for _ in range(2):
-            generate = ["generate", *prompt, "--temperature", "0", "--max-tokens", "6", "--json"]
-            assert headrace.main(generate) == 0
-            found.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+        for more in ([], ["--arena", "2MB"]):
+            flags = ["--temperature", "0", "--max-tokens", "6", "--json", *more]
+            assert headrace.main(["generate", *prompt, *flags]) == 0
+            shown = capsys.readouterr()
+            assert ("its own --arena holds" in shown.err) == bool(more)
+            found.append(json.loads(shown.out.splitlines()[-1]))
         assert found[0]["ids"] == found[1]["ids"]
         assert found[0]["io"]["misses"] > 0
         assert found[1]["io"]["misses"] == found[1]["io"]["bytes_read"] == 0

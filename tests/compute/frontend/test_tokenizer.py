@@ -67,6 +67,11 @@ def test_piecewise_decoding_equals_the_librarys_own(ids: list[int]) -> None:
     assert DEMO.decode(ids) == DEMO._backend.decode(ids, skip_special_tokens=False)
 
 
+def test_a_text_of_broken_bytes_is_refused_with_its_place() -> None:
+    with pytest.raises(ConfigError, match="at character 2 is not UTF-8"):
+        DEMO.encode(b"ab\xff".decode("utf-8", "surrogateescape"))
+
+
 def test_a_word_tokenizer_decodes_too() -> None:
     words = Tokenizer.load(ROOT / "tests" / "data" / "v41-tiny")
     assert words.special.begin is None

@@ -41,6 +41,7 @@ class ComputeConfig:
     runtime_dir: Path | None = None  # None: the default one where a daemon runs, else a private one
     state_dir: Path | None = None  # for a daemon that we start; None: its own default
     daemon_wait_s: float = 60.0  # how long a request waits for a lost daemon
+    max_waiting: int = 32  # requests that wait in the service's queue
     vendor_decode_defect: bool = False  # reproduce the vendor's shared-key defect in decode
     max_tokens: int = 256  # new tokens of a request
     temperature: float = 1.0  # 0: greedy
@@ -130,6 +131,7 @@ _OPTIONS = {
     "runtime_dir": _Option(_directory, "DIR", "where the daemon's sockets are"),
     "state_dir": _Option(_directory, "DIR", "what a daemon started here keeps for next time"),
     "daemon_wait_s": _Option(_number(0, 86400), "SECONDS", "how long to wait for a lost daemon"),
+    "max_waiting": _Option(_count(0, 4096), "N", "requests that wait at most; more are refused"),
     "vendor_decode_defect": _Option(_switch, None, "reproduce the vendor's defect in decode"),
     "max_tokens": _Option(_count(0, 2**24), "N", "new tokens at most"),
     "temperature": _Option(_number(0, 100), "T", "0 takes the likeliest token each time"),
@@ -150,6 +152,7 @@ MODEL_OPTIONS = (
     "vendor_decode_defect",
 )
 DAEMON_OPTIONS = ("arena", "read_threads", "runtime_dir", "state_dir", "daemon_wait_s")
+SERVICE_OPTIONS = ("runtime_dir", "daemon_wait_s", "max_waiting")
 SAMPLING_OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
 
 

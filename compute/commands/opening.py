@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compute.config import ComputeConfig
 from compute.frontend.tokenizer import Tokenizer
-from protocol.errors import DaemonBusy, DaemonLost
 from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
 
 from .children import DaemonInUse, daemon_in_use
@@ -24,10 +22,6 @@ from .terminal import Display
 
 if TYPE_CHECKING:
     from compute.session import Engine
-    from protocol.wire.client import ExpertClient
-
-_HELLO_MS = 250  # short, so that a child that died is soon seen
-_RETRY_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,36 +66,18 @@ def _load(
     daemon: DaemonInUse,
     stack: contextlib.ExitStack,
 ) -> Engine:
+    from compute.connecting import connect_engine
     from compute.experts.miss_client import MissClient, Waiting
     from compute.load import expert_shapes, find_context, load_model
     from compute.session import Engine
 
     context = find_context(checkpoint, config)
     model = load_model(checkpoint, config)
-    client = stack.enter_context(_connect(config, checkpoint, daemon))
+    client = stack.enter_context(
+        connect_engine(daemon.runtime_dir, checkpoint, config.daemon_wait_s, daemon.tend)
+    )
     waiting = Waiting(
         daemon_wait_s=config.daemon_wait_s, tend=daemon.tend, attached=daemon.attached
     )
     source = MissClient(client, expert_shapes(checkpoint), waiting, model.device)
     return Engine(model, source, context=context, chunk=config.chunk)
-
-
-def _connect(config: ComputeConfig, checkpoint: Checkpoint, daemon: DaemonInUse) -> ExpertClient:
-    """Connect as the engine; wait while the daemon starts or another engine holds it."""
-    from protocol.wire.client import ExpertClient
-
-    deadline = time.monotonic() + config.daemon_wait_s
-    while True:
-        daemon.tend()
-        try:
-            return ExpertClient(
-                daemon.runtime_dir,
-                role="engine",
-                fingerprint=checkpoint.fingerprint,
-                top_k_batch=checkpoint.config.top_k,
-                hello_ms=_HELLO_MS,
-            )
-        except (DaemonLost, DaemonBusy):
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(_RETRY_S)

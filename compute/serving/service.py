@@ -1,0 +1,109 @@
+"""The compute service from its settings to its end: model, daemon, queue, sockets, worker."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Mapping
+from types import FrameType
+
+from compute.config import ComputeConfig
+from compute.connecting import connect_engine
+from compute.experts.miss_client import MissClient, Waiting
+from compute.grammar import Grammars
+from compute.load import expert_shapes, find_context, load_model
+from compute.session import Engine
+from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
+from protocol.runtime_lock import RuntimeLock, prepare_directory
+from protocol.sd_notify import notify
+from protocol.wire.messages import Values
+from protocol.wire.sockets import RuntimePaths
+
+from .jobs import JobQueue
+from .server import Model, Server
+from .worker import Worker
+
+_LOG = logging.getLogger("headrace.compute")
+
+
+def serve(config: ComputeConfig, environment: Mapping[str, str]) -> None:
+    """Serve one model until SIGTERM or SIGINT. Raises HeadraceError where it cannot begin."""
+    checkpoint = open_checkpoint(resolve_model(config.model))
+    runtime_dir = config.find_runtime_dir(environment)
+    prepare_directory(runtime_dir)
+    paths = RuntimePaths.of_compute(runtime_dir)
+    with contextlib.ExitStack() as stack:
+        lock = RuntimeLock(paths.lock, "compute service")
+        stack.callback(lock.close)
+        model = load_model(checkpoint, config)
+        client = stack.enter_context(connect_engine(runtime_dir, checkpoint, config.daemon_wait_s))
+        waiting = Waiting(daemon_wait_s=config.daemon_wait_s)
+        source = MissClient(client, expert_shapes(checkpoint), waiting, model.device)
+        context = find_context(checkpoint, config)
+        engine = Engine(model, source, context=context, chunk=config.chunk)
+        _run(config, checkpoint, paths, engine)
+
+
+def _run(
+    config: ComputeConfig, checkpoint: Checkpoint, paths: RuntimePaths, engine: Engine
+) -> None:
+    own = checkpoint.config
+    queue = JobQueue(config.max_waiting)
+    report = _Report(engine, queue)
+    model = Model(checkpoint.fingerprint, own.vocab_size, engine.context)
+    server = Server(paths, model, queue, report.values)
+    grammars = Grammars(checkpoint.directory / "tokenizer.json", own.vocab_size, own.eos_id)
+    worker = Worker(engine, queue, grammars, server.send)
+    report.attach(worker, server)
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        server.stop_jobs()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    server.start()
+    notify("READY=1")
+    _LOG.info("serving %s", checkpoint.directory)
+    try:
+        worker.run()
+    finally:
+        notify("STOPPING=1")
+        server.close()
+
+
+class _Report:
+    """What Status is answered with. Read on the server's thread, without a lock: only for eyes."""
+
+    def __init__(self, engine: Engine, queue: JobQueue) -> None:
+        self._engine = engine
+        self._queue = queue
+        self._started = time.monotonic()
+        self._worker: Worker | None = None
+        self._server: Server | None = None
+
+    def attach(self, worker: Worker, server: Server) -> None:
+        """Report on these two as well."""
+        self._worker, self._server = worker, server
+
+    def values(self) -> Values:
+        """Return names and values of the moment."""
+        running = self._queue.running
+        source = self._engine.source
+        return {
+            "state": "idle" if running is None else "running",
+            "n_waiting": self._queue.n_waiting,
+            "n_done": 0 if self._worker is None else self._worker.n_done,
+            "n_frontends": 0 if self._server is None else self._server.n_sessions,
+            "n_daemons_lost": source.n_daemons_lost,
+            "daemon_lost": source.client.lost,
+            "hits": source.io.hits,
+            "misses": source.io.misses,
+            "bytes_read": source.io.bytes_read,
+            "stall_ms": source.io.stall_ms,
+            "context": self._engine.context,
+            "chunk": self._engine.chunk,
+            "device": str(self._engine.model.device),
+            "up_s": time.monotonic() - self._started,
+        }

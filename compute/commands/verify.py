@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     report.start(sum(check.n_bytes for check in checks), files=len(checks))
     faults += FileChecks(checks, report.add).run(args.jobs)
     facts = report.end()
+    faults = faults or _faults_of_the_whole(directory)
     for fault in faults:
         report.line(f"bad: {fault}")
     report.line(_closing_line(directory, faults, facts, kept))
@@ -76,12 +77,10 @@ def _checks(
     directory: Path, state_dir: Path, *, record: bool
 ) -> tuple[list[CheckedFile], list[Fault], KeptCheck]:
     """What is to be read, what is bad already, and the hashes that are kept."""
-    from protocol.errors import ShardError
     from protocol.files.checkpoint import open_checkpoint
     from protocol.files.pack_manifest import is_pack, read_manifest
 
     from .directory_checks import KeptCheck, pack_checks, shard_checks
-    from .file_checks import Fault
     from .kept_hashes import KeptHashes
 
     if not is_pack(directory):
@@ -92,12 +91,21 @@ def _checks(
     manifest = read_manifest(directory)
     kept = KeptCheck(KeptHashes(state_dir, manifest.pack_id, directory), record=record)
     checks, faults = pack_checks(directory, manifest, kept)
+    return checks, faults, kept
+
+
+def _faults_of_the_whole(directory: Path) -> list[Fault]:
+    """What is wrong with a directory whose every file is as it was written."""
+    from protocol.errors import ConfigError, ShardError
+    from protocol.files.checkpoint import open_checkpoint
+
+    from .file_checks import Fault
+
     try:
         open_checkpoint(directory, incomplete=True)
-    except ShardError as error:
-        if not faults:  # else it says the same again
-            faults.append(Fault(directory, str(error).removeprefix(f"{directory}: ")))
-    return checks, faults, kept
+    except (ConfigError, ShardError) as error:
+        return [Fault(directory, str(error).removeprefix(f"{directory}: "))]
+    return []
 
 
 def _closing_line(

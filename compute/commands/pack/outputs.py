@@ -78,6 +78,11 @@ class Output(Protocol):
         """How many calls of `run` it takes."""
         ...
 
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes that `finish` writes around the units."""
+        ...
+
     def open(self, site: Site) -> None:
         """Create or take up the part files."""
         ...
@@ -138,6 +143,7 @@ class PlainOutput:
         self.name = file.name
         self.files: tuple[PlannedFile, ...] = (file,)
         self.n_units = -(-file.n_bytes // CHUNK_BYTES)
+        self.frame_bytes = 0
         self._segments = tuple(segments)
         ends = np.cumsum([0, *(segment.n_bytes for segment in segments)], dtype=np.int64)
         self._starts: list[int] = ends[:-1].tolist()
@@ -236,6 +242,7 @@ class LayerOutput:
             for header, place in zip(headers, places, strict=True)
         )
         self.n_units = first.n_experts
+        self.frame_bytes = sum(HEADER_BYTES + header.index_bytes for header in headers)
         self._headers = tuple(headers)
         self._image = first.layout.image
         n_stripes = first.stripe.n_stripes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from compute.commands.byte_report import Report
@@ -40,9 +41,11 @@ def pack(plan: PackPlan, report: Report, *, jobs: int, device: str) -> int:
         return 0
     if not is_pack(plan.options.target):
         check_room(plan, ())
-    _make_directories(plan)
+    # The notes come first: from then on the directory is known as a pack that was begun.
+    _make_directories(plan.options.target)
     notes = ProgressNotes(plan)
     try:
+        _make_directories(*plan.record_directories())
         done = _still_there(plan, notes)
         check_room(plan, done)
         links = _link(plan, report)
@@ -129,10 +132,8 @@ def _is_finished(plan: PackPlan) -> bool:
     )
 
 
-def _make_directories(plan: PackPlan) -> None:
-    options = plan.options
-    mirrors = [options.mirror] if options.mirror else []
-    for directory in (options.target, *options.stripes, *mirrors):
+def _make_directories(*directories: Path) -> None:
+    for directory in directories:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -178,6 +179,11 @@ def _write_outputs(
         ]
         sizes = [file.n_bytes for output in missing for file in output.files]
         report.start(sum(sizes), resumed=notes.is_resumed, files=len(sizes))
+
+        def on_finished(output: Output, files: list[PackFile]) -> None:
+            notes.note(files)
+            report.add(output.frame_bytes)
+
         layouts = plan.checkpoint.slice_map.layouts
         target_bytes = max(layout.image.slot_bytes for layout in plan.layouts)
         source_bytes = max(layout.image.slot_bytes for layout in layouts)
@@ -186,7 +192,7 @@ def _write_outputs(
             Site(plan.directory, notes.directory, reader),
             lambda: Scratch.of(max(CHUNK_BYTES, target_bytes), source_bytes),
             report.add,
-            lambda _, files: notes.note(files),
+            on_finished,
         )
         workers.run(jobs)
     finally:

@@ -71,6 +71,11 @@ class PackPlan:
         numbered = [stripe_place(number) for number in range(len(options.stripes))]
         return options.stripes[numbered.index(place)] if place in numbered else options.target
 
+    def record_directories(self) -> tuple[Path, ...]:
+        """Return the directories of stripes and mirror."""
+        options = self.options
+        return (*options.stripes, *((options.mirror,) if options.mirror else ()))
+
     def plain_outputs(self) -> list[Output]:
         """Everything but the records, what is small first."""
         outputs: list[Output] = [copied_output(path) for path in self.copies]

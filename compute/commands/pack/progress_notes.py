@@ -13,7 +13,6 @@ import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 
 from protocol.errors import ConfigError, ShardError
 from protocol.files.pack_manifest import (
@@ -56,19 +55,21 @@ class ProgressNotes:
         except BlockingIOError:
             os.close(self._lock)
             raise ConfigError(f"{self._home}: another headrace pack is writing here") from None
-        self._take_up(plan)
-        self._log = os.open(
-            self.directory / DONE_NAME,
-            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
-            0o644,
-        )
+        try:
+            self._take_up(plan)
+            self._log = self._open_log()
+        except BaseException:
+            os.close(self._lock)
+            raise
 
     def note(self, files: Iterable[PackFile]) -> None:
         """Note finished files, durably."""
         files = list(files)
         lines = "".join(json.dumps(asdict(file)) + "\n" for file in files)
+        view = memoryview(lines.encode())
         try:
-            os.write(self._log, lines.encode())
+            while view:
+                view = view[os.write(self._log, view) :]
             os.fsync(self._log)
         except OSError as error:
             raise write_error(self.directory / DONE_NAME, error) from error
@@ -96,12 +97,19 @@ class ProgressNotes:
             state = json.loads(path.read_bytes())
             source = tuple(SourceFile(**row) for row in state["source"])
             _check_same(plan, state["plan"], source, "since the pack was begun")
-            for file in _read_done(self.directory / DONE_NAME):
-                self.done[file.place, file.name] = file
             return
         state = {"plan": text, "source": [asdict(stamp) for stamp in plan.stamps]}
         write_atomically(path, (json.dumps(state, indent=1) + "\n").encode())
         sync_directory(self._home)
+
+    def _open_log(self) -> int:
+        """Open the list of finished files; what follows its last whole line is cut off."""
+        path = self.directory / DONE_NAME
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        files, end = _read_done(path.read_bytes())
+        os.ftruncate(log, end)
+        self.done |= {(file.place, file.name): file for file in files}
+        return log
 
     def _take_manifest(self, plan: PackPlan, manifest: Manifest) -> None:
         """Count the files of a finished pack, or share of one, as done."""
@@ -160,8 +168,17 @@ def _manifest_text(manifest: Manifest) -> dict[str, object]:
     }
 
 
-def _read_done(path: Path) -> list[PackFile]:
-    if not path.exists():
-        return []
-    rows = path.read_bytes().split(b"\n")[:-1]
-    return [PackFile(**json.loads(row)) for row in rows]
+def _read_done(data: bytes) -> tuple[list[PackFile], int]:
+    """Return the files of the whole lines, and where the last of those lines ends."""
+    files: list[PackFile] = []
+    end = 0
+    for line in data.splitlines(keepends=True):
+        try:
+            files.append(PackFile(**json.loads(line)))
+        except (TypeError, ValueError):
+            break
+        if not line.endswith(b"\n"):
+            files.pop()
+            break
+        end += len(line)
+    return files, end

@@ -13,9 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,50 +27,16 @@ from protocol.wire.client import ExpertClient
 from protocol.wire.reader_calls import SHARD_CODES
 
 from .arena_view import ExpertViews, Shape
+from .request_io import IoCounters, RequestCancelled, Waiting
 from .row_jobs import RowJob
 from .slot_table import SlotTable
+
+__all__ = ["IoCounters", "MissClient", "RequestCancelled", "Waiting"]
 
 _LOG = logging.getLogger("headrace.compute")
 _IDLE_ACK_S = 0.04  # the daemon counts on an Ack within 50 ms
 _RETRY_S = 0.02
 _HELLO_MS = 250  # short, so that a child that died is soon seen
-
-
-class RequestCancelled(Exception):
-    """The running request was cancelled; its sequence is not to be used further."""
-
-
-@dataclass(slots=True)
-class IoCounters:
-    """What a request cost: picks found and not found in the arena, bytes read, time waited."""
-
-    hits: int = 0
-    misses: int = 0
-    bytes_read: int = 0
-    stall_ms: float = 0.0
-
-    def since(self, earlier: IoCounters) -> IoCounters:
-        """Return what came after `earlier`."""
-        return IoCounters(
-            self.hits - earlier.hits,
-            self.misses - earlier.misses,
-            self.bytes_read - earlier.bytes_read,
-            self.stall_ms - earlier.stall_ms,
-        )
-
-    def copy(self) -> IoCounters:
-        """Return the counters as they stand now."""
-        return replace(self)
-
-
-@dataclass(slots=True)
-class Waiting:
-    """How to wait: what ends a request, how long a lost daemon may take, who restarts it."""
-
-    cancelled: Callable[[], bool] = lambda: False
-    daemon_wait_s: float = 60.0
-    tend: Callable[[], None] = lambda: None  # called while the daemon is lost
-    attached: Callable[[ExpertClient], None] = lambda _client: None  # called once it answers
 
 
 class MissClient:

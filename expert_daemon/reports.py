@@ -15,6 +15,7 @@ from .quarantine import MOST_LISTED
 from .sessions import Session, Sessions
 from .works import Value, Works
 
+MOST_STUCK_LISTED = 100
 KEY_RECORD = np.dtype([("layer", "<u2"), ("expert", "<u2"), ("slot", "<i4")])
 
 
@@ -70,6 +71,8 @@ class Reports:
             "rows_inline": works.rows.n_inline,
             "n_clients": len(self._sessions.by_number),
             "engine_pid": engine.pid if engine else 0,
+            "stuck_clients": len(self._sessions.stuck),
+            "stuck": self._stuck(),
         }
 
     def _quarantined(self) -> dict[str, Value]:
@@ -79,3 +82,8 @@ class Reports:
         for entry in quarantine.entries()[:MOST_LISTED]:
             values[f"quarantine layer {entry.layer} expert {entry.expert}"] = entry.reason
         return values
+
+    def _stuck(self) -> str:
+        """Who does not answer a Ping: role and process of each."""
+        found = [f"{session.role} {session.pid}" for session in self._sessions.stuck]
+        return ", ".join(found[:MOST_STUCK_LISTED])

@@ -23,6 +23,7 @@ from .descriptor_server import DescriptorServer
 from .engine_desk import EngineDesk
 from .fault_desk import FaultDesk
 from .fetch_desk import FetchDesk
+from .liveness import Liveness
 from .loading import SLOW_READ_NS
 from .outbox import Outbox
 from .outcome import RequestRefused
@@ -63,6 +64,7 @@ class Server:
         self._rows = RowDesk(sessions, outbox, works)
         self._reports = Reports(sessions, outbox, works)
         self._fault_desk = FaultDesk(outbox, works)
+        self._liveness = Liveness(sessions, outbox)
         self._admission = Admission(
             sessions,
             outbox,
@@ -143,6 +145,7 @@ class Server:
         self._next_tick = self._loop.call_later(TICK_S, self._tick)
         self._works.threads.relieve(SLOW_READ_NS)
         self._works.loading.look_for_slow_reads()
+        self._liveness.look()
         self.settle()
         self._outbox.look_again()
 
@@ -170,6 +173,8 @@ class Server:
         rule = self._rules.get(type(message))
         objection = self._objection(session, envelope, rule)
         number = session.number if session else 0
+        if session is not None:
+            self._liveness.heard(session)
         if objection is None:
             assert session is not None
             assert rule is not None

@@ -1,11 +1,12 @@
 """Who is connected: sessions by their ZeroMQ route and by number, and the one engine.
 
-Pure: no sockets. Invariants: a session's number is never used again; at most one session is an
+No sockets here. Invariants: a session's number is never used again; at most one session is an
 engine.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 
@@ -20,6 +21,9 @@ class Session:
     is_attached: bool = False  # it holds a descriptor connection, its sign of life
     is_lost: bool = False  # it could not be sent to and is about to be ended
     may_read: bool = False  # an engine that holds the arena, or held it before
+    is_stuck: bool = False  # a Ping is unanswered for long
+    heard_at: float = 0.0  # when anything last came from it [s, monotonic]
+    pinged_at: float = 0.0  # when it was sent the Ping that it has not answered; 0: none
     sent_version: int = 0  # table version that an engine has been told
 
 
@@ -36,7 +40,7 @@ class Sessions:
         """Return a new session; its route has none, and an engine's predecessor has ended."""
         assert route not in self.by_route
         self.n_begun += 1
-        session = Session(self.n_begun, route, role, pid)
+        session = Session(self.n_begun, route, role, pid, heard_at=time.monotonic())
         self.by_route[route] = session
         self.by_number[session.number] = session
         if role == "engine":
@@ -52,3 +56,8 @@ class Sessions:
         if self.engine is session:
             self.engine = None
         return True
+
+    @property
+    def stuck(self) -> list[Session]:
+        """Those that do not answer a Ping, by number."""
+        return [session for session in self.by_number.values() if session.is_stuck]

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from compute.frontend.tokenizer import Tokenizer
+from protocol.errors import ConfigError
 
 from .errors import RequestError
 
@@ -86,11 +87,15 @@ def cut_spans(text: str, special: Iterable[tuple[int, int]]) -> list[Span]:
 def token_ids(spans: Iterable[Span], tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids of `spans`, each tokenised by itself.
 
-    Raises RequestError where the tokenizer lacks a marker that the prompt needs.
+    Raises RequestError where the tokenizer lacks a marker that the prompt needs, and for text that
+    is no Unicode.
     """
     ids: list[int] = []
     for text, special in spans:
-        piece = tokenizer.encode(text, markers=special)
+        try:
+            piece = tokenizer.encode(text, markers=special)
+        except ConfigError as error:
+            raise RequestError(str(error)) from None
         if special and len(piece) != 1:
             raise RequestError(f"the model's tokenizer has no marker {text}: it cannot read this")
         ids += piece

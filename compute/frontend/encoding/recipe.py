@@ -2,9 +2,9 @@
 
 Requests of the three APIs become V4.1 prompts. What the package does otherwise than the model
 specification (section 11) or the APIs is repaired here: efforts that are numbers, reasoning inside
-a tool round that declares no tools, numbers beyond 64 bits, arguments encoded twice, and in the
-Messages API an assistant message to be continued and a demand for a call of any tool. Importing
-this module fails where the package is not installed.
+a tool round that declares no tools, numbers beyond 64 bits, arguments encoded twice, an assistant
+message to be continued in the Messages API or beside tools, and a demand for a call of any tool in
+the Messages API. Importing this module fails where the package is not installed.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ class RecipeEncoder:
         numbers = ExactNumbers(fields.body)
         request, namespaces = self._convert(fields, numbers)
         conversation = request.conversation
-        must_call = api is Api.MESSAGES and _choice_is_any(fields)
-        if api is Api.MESSAGES and (fields.prefix or must_call):
+        must_call = request.parsing_options.starts_in_tool_calls or _choice_is_any(fields)
+        if fields.prefix and must_call:
+            raise RequestError("tool_choice: no call can be forced while a message is continued")
+        if fields.prefix or must_call:
             conversation = _mended(conversation, prefix=fields.prefix, must_call=must_call)
         if any(message.image_sources for message in conversation.messages):
             raise RequestError("images cannot be read yet: send text only", param="messages")
@@ -70,14 +72,12 @@ class RecipeEncoder:
             spans = _set_effort(spans, fields.effort)
         spans = [Span(numbers.show(text), special) for text, special in spans]
         ids = token_ids(spans, self._tokenizer)
-        parsing = request.parsing_options
-        inside = parsing.starts_in_tool_calls or must_call
         return Prompt(
             ids=ids,
             spans=tuple(spans),
-            start=Start.CALLS if inside else output_start(ids, self._tokenizer),
+            start=Start.CALLS if must_call else output_start(ids, self._tokenizer),
             effort=fields.effort,
-            parse_calls=parsing.parse_tool_calls,
+            parse_calls=request.parsing_options.parse_tool_calls,
             constraint=_constraint(request, numbers, must_call=must_call),
             namespaces=namespaces,
         )
@@ -109,7 +109,10 @@ def _thinking(fields: Fields) -> dict[str, Any]:
 
 
 def _arguments_as_text(fields: Fields, numbers: ExactNumbers) -> dict[str, Any]:
-    """The body with the arguments of every earlier call as the text of a JSON object."""
+    """The body with the arguments of every earlier call as the text of a JSON object.
+
+    `prefix` is left out: the library refuses it beside tools.
+    """
     body = dict(fields.body)
     if fields.api is Api.CHAT:
         body["messages"] = [_chat_calls(message, numbers) for message in body["messages"]]
@@ -119,6 +122,7 @@ def _arguments_as_text(fields: Fields, numbers: ExactNumbers) -> dict[str, Any]:
 
 
 def _chat_calls(message: dict[str, Any], numbers: ExactNumbers) -> dict[str, Any]:
+    message = {key: value for key, value in message.items() if key != "prefix"}
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
@@ -139,19 +143,16 @@ def _with_arguments(item: Any, numbers: ExactNumbers) -> Any:
 
 def _choice_is_any(fields: Fields) -> bool:
     """Whether a Messages request demands a call of any tool; the library takes it for a wish."""
-    choice = fields.body.get("tool_choice")
-    return (
-        bool(fields.body.get("tools")) and isinstance(choice, dict) and choice.get("type") == "any"
-    )
+    choice = fields.body.get("tool_choice") if fields.body.get("tools") else None
+    asked = isinstance(choice, dict) and choice.get("type") == "any"
+    return asked and fields.api is Api.MESSAGES
 
 
 def _mended(
     conversation: library.Conversation, *, prefix: bool, must_call: bool
 ) -> library.Conversation:
-    """A Messages conversation, its last message to be continued or a call demanded."""
+    """The conversation, its last message to be continued or a call demanded."""
     messages = conversation.messages
-    if prefix and must_call:
-        raise RequestError("tool_choice: no call can be forced while a message is continued")
     if prefix and not messages[-1].tool_calls:
         said = messages[-1]
         messages[-1] = library.AssistantMessage(said.content, said.reasoning_content, prefix=True)

@@ -61,8 +61,11 @@ def read_fields(api: Api, body: Any, settings: EncodingSettings) -> Fields:
         if body.get("continue_final_message") is True and _ends_with_assistant(taken):
             taken["messages"][-1]["prefix"] = True
         prefix = taken["messages"][-1].get("prefix") is True
-        if prefix and not _ends_with_assistant(taken):
-            raise RequestError("prefix: only an assistant message can be continued", param="prefix")
+        earlier = any(message.get("prefix") is True for message in taken["messages"][:-1])
+        if earlier or (prefix and not _ends_with_assistant(taken)):
+            raise RequestError(
+                "prefix: only a last message of the assistant can be continued", param="prefix"
+            )
     else:
         prefix = api is Api.MESSAGES and _ends_with_assistant(taken)
     return Fields(api, taken, effort, prefix)
@@ -133,8 +136,10 @@ def _choice(body: Mapping[str, Any]) -> Any:
 
 
 def _refuse_stored(body: Mapping[str, Any]) -> None:
-    for key in _STORED:
-        if body.get(key) is not None:
+    items = body["input"] if isinstance(body.get("input"), list) else []
+    kinds = [item.get("type") for item in items if isinstance(item, Mapping)]
+    for key in (*_STORED, "item_reference"):
+        if body.get(key) is not None or key in kinds:
             raise RequestError(
                 f"{key}: this server stores no responses; send the whole conversation as input",
                 param=key,

@@ -27,9 +27,10 @@ from .errors import RequestError
 from .plain_chat import json_constraint, refuse_tools
 from .prompt import Prompt, Start, cut_spans, output_start, token_ids
 from .request_fields import Api, Fields, calls_allowed, mapping, read_fields
-from .turns import read_turns
+from .turns import read_text, read_turns
 
 _RARE = [chr(code) for code in range(0xA490, 0xA4C7)]  # Yi radicals: letters, so never escaped
+_TEXT_ONLY = "the chat template takes text only"
 _FAULTS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -83,7 +84,7 @@ class TemplateEncoder:
             return [_opened_arguments(message) for message in fields.body["messages"]]
         if fields.api is not Api.CHAT:
             refuse_tools(fields, "with --chat-template only Chat Completions requests take tools")
-        turns = read_turns(fields, "the chat template takes text only")
+        turns = read_turns(fields, _TEXT_ONLY)
         return [
             {"role": turn.role, "content": turn.text}
             | ({"reasoning_content": turn.reasoning} if turn.reasoning else {})
@@ -167,13 +168,15 @@ def _is_call(message: Mapping[str, Any]) -> bool:
 
 
 def _opened_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with its calls' arguments as objects, as templates expect them."""
-    calls = message.get("tool_calls")
+    """The message with text for content and its calls' arguments as objects, for templates."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    message = {**message, "content": "" if content is None else read_text(content, _TEXT_ONLY)}
     if not isinstance(calls, list):
-        return dict(message)
+        return message
     opened = []
     for call in calls:
-        function = dict(mapping(mapping(call, "tool_calls").get("function"), "function"))
+        call = mapping(call, "tool_calls")
+        function = dict(mapping(call.get("function"), "function"))
         try:
             function["arguments"] = json.loads(function["arguments"])
         except (KeyError, TypeError, ValueError, RecursionError):

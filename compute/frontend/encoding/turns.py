@@ -37,13 +37,20 @@ def read_turns(fields: Fields, missing: str) -> list[Turn]:
     return reader.turns
 
 
+def read_text(content: Any, missing: str) -> str:
+    """Return the text of a message's content. Raises RequestError as `read_turns` does."""
+    return _Reader(missing).text(content)[0]
+
+
 def _read_items(reader: _Reader, items: Any) -> None:
     if not isinstance(items, list):
         reader.add("user", items)
         return
     reasoning = ""
     for item in items:
-        kind = mapping(item, "input").get("type", "message")
+        if not isinstance(item, Mapping):
+            raise RequestError("input: wanted a list of objects", param="input")
+        kind = item.get("type", "message")
         if kind == "reasoning":
             reasoning = reader.text(item.get("content") or item.get("summary"))[0]
         elif kind == "message":

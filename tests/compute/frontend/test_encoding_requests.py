@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from tests.support.encoding_cases import (
     SYSTEM,
     USER,
     demo_tokenizer,
+    tokenizer_without,
 )
 
 ENCODING = Encoding(demo_tokenizer())
@@ -69,6 +72,74 @@ def test_a_response_without_input_is_refused() -> None:
 def test_a_request_that_builds_on_stored_state_is_refused(field: str) -> None:
     with pytest.raises(RequestError, match="stores no responses"):
         ENCODING.responses({"input": "Hi", field: "resp_1"})
+
+
+def test_a_reference_to_a_stored_item_is_refused() -> None:
+    with pytest.raises(RequestError, match="stores no responses"):
+        ENCODING.responses({"input": [HI, {"type": "item_reference", "id": "x"}]})
+
+
+WHOLE_BODIES: dict[str, dict[str, Any]] = {
+    "chat": {
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": [{"type": "text", "text": "json"}]},
+            {"role": "assistant", "content": "a", "reasoning_content": "r", "prefix": True},
+        ],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"thinking": True},
+    },
+    "messages": {
+        "system": [{"type": "text", "text": "s"}],
+        "messages": [HI, {"role": "assistant", "content": [{"type": "thinking", "thinking": "t"}]}],
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
+        "thinking": {"type": "enabled"},
+    },
+    "responses": {
+        "instructions": "i",
+        "input": [HI, {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}],
+        "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
+    },
+}
+JUNK: list[Any] = [
+    None,
+    True,
+    1.5,
+    2**80,
+    1e999,
+    "",
+    "x",
+    "\ud800",
+    [],
+    {},
+    [None],
+    {"type": ["x"]},
+    [[{}]],
+]
+
+
+@pytest.mark.parametrize("api", WHOLE_BODIES)
+def test_whatever_stands_in_a_body_is_read_or_refused(api: str) -> None:
+    luck = random.Random(api)
+    encodings = [ENCODING, Encoding(tokenizer_without()), Encoding(tokenizer_without(DSML))]
+    statuses = []
+    for _ in range(600):
+        body = copy.deepcopy(WHOLE_BODIES[api])
+        holder: Any = body
+        while True:
+            key = luck.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
+            if not holder[key] or not isinstance(holder[key], dict | list) or luck.random() < 0.2:
+                break
+            holder = holder[key]
+        holder[key] = luck.choice(JUNK)
+        try:
+            getattr(luck.choice(encodings), api)(body)
+            statuses.append(200)
+        except RequestError as error:
+            statuses.append(error.status)
+    assert set(statuses) == {200, 400}
 
 
 # Effort
@@ -230,9 +301,19 @@ def test_continuing_has_three_spellings() -> None:
     assert prompt.start is Start.TEXT_CONTINUED
 
 
-def test_only_an_assistant_message_is_continued() -> None:
-    with pytest.raises(RequestError, match="only an assistant message"):
-        chat(HI | {"prefix": True})
+def test_only_a_last_message_of_the_assistant_is_continued() -> None:
+    said = {"role": "assistant", "content": "Ho", "prefix": True}
+    for messages in ([HI | {"prefix": True}], [HI, said, HI]):
+        with pytest.raises(RequestError, match="only a last message of the assistant"):
+            chat(*messages)
+
+
+def test_a_message_is_continued_beside_tools_too() -> None:
+    said = {"role": "assistant", "content": "Ho", "prefix": True}
+    prompt = ENCODING.chat({"messages": [HI, said], "tools": CHAT_TOOLS})
+    assert prompt.text.endswith(f"{USER}Hi{ASSISTANT}<think></think>Ho") and prompt.parse_calls
+    with pytest.raises(RequestError, match="while a message is continued"):
+        chat(HI, said, tools=CHAT_TOOLS, tool_choice="required")
 
 
 def test_a_new_turn_follows_an_assistant_message_without_the_wish_to_continue() -> None:

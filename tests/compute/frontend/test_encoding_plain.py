@@ -12,8 +12,10 @@ from compute.frontend.encoding import Encoding, RequestError, Start
 from protocol.errors import ConfigError
 from tests.support.encoding_cases import (
     ASSISTANT,
-    BEGIN,
     DSML,
+    ROOT,
+    USER,
+    answer_of,
     demo_tokenizer,
     special_ranges,
     tokenizer_without,
@@ -184,10 +186,15 @@ def test_a_template_needs_jinja2(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
         Encoding(demo_tokenizer(), template=tmp_path / "x.jinja")
 
 
-def test_the_demo_talks_as_it_was_trained() -> None:
-    prompt = Encoding(demo_tokenizer()).chat({"messages": [HI], "thinking": {"type": "disabled"}})
-    special = demo_tokenizer().special
-    said = demo_tokenizer().encode("Hi")
-    ids = (special.begin, special.user, *said, special.assistant, special.think_end)
-    assert prompt.ids == ids
-    assert prompt.text.startswith(BEGIN) and prompt.text.endswith(ASSISTANT + "</think>")
+def test_the_demos_own_sample_is_what_a_request_for_it_becomes() -> None:
+    samples = json.loads((ROOT / "demo" / "expected.json").read_text())["samples"]
+    sample = next(sample for sample in samples if sample["name"] == "chat")
+    said = sample["prompt_text"].split(USER)[1].split(ASSISTANT)[0]
+    encoding = Encoding(demo_tokenizer())
+    body = {"messages": [{"role": "user", "content": said}], "thinking": {"type": "disabled"}}
+    prompt = encoding.chat(body)
+    assert list(prompt.ids) == sample["prompt_ids"]
+    parser = encoding.parser(prompt)
+    ids = sample["vendor"]["continuation_ids"]
+    answer = answer_of([*parser.feed(ids), *parser.finish(cut=True)])
+    assert answer.text == demo_tokenizer().decode(ids) and answer.finish == "length"

@@ -221,7 +221,7 @@ def test_random_victims_stay_among_the_oldest_while_the_pool_shrinks_and_grows()
 
 def test_a_loop_larger_than_the_cache_defeats_lru_and_not_its_random_brother():
     def hits(policy, n_slots=200, n_loop=201):
-        n, resident = 0, set()
+        n, resident = 0, set[int]()
         for use in range(20 * n_loop):
             key = use % n_loop
             policy.use(np.array([key]))

@@ -1,0 +1,146 @@
+"""Recording while the daemon serves: nothing waits, nothing is lost in silence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from expert_daemon import trace as recording
+from expert_daemon.routing_trace import TraceShape
+from expert_daemon.trace import TraceRecorder, Tracing
+from expert_daemon.trace_file import TraceFile, read_trace
+from expert_daemon.trace_format import PICK
+from protocol.errors import ConfigError
+
+SHAPE = TraceShape(2, 10, 2, expert_bytes=100, slot_bytes=4096)
+PICKS = np.array([(0, 1), (0, 2), (1, 3), (1, 4)], PICK).tobytes()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "picks.trace"
+
+
+def test_what_was_recorded_is_there_after_the_end(path):
+    recorder = TraceRecorder(TraceFile(path, SHAPE), SHAPE)
+    for step in range(300):
+        recorder.record(step, PICKS)
+    recorder.record(300, PICKS[:4])
+    recorder.close()
+    trace, _ = read_trace(path)
+    assert (len(trace), trace.n_tokens) == (301, 300)
+    assert trace.step(0).tolist() == [1, 2, 13, 14]
+    assert (recorder.n_steps, recorder.n_dropped) == (301, 0)
+    assert recorder.n_bytes == path.stat().st_size
+
+
+def test_steps_reach_the_file_without_an_end(path):
+    recorder = TraceRecorder(TraceFile(path, SHAPE), SHAPE, flush_s=0.01)
+    recorder.record(0, PICKS)
+    deadline = time.monotonic() + 10
+    while not recorder.n_steps and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert len(read_trace(path)[0]) == 1
+    recorder.close()
+
+
+def test_a_slow_disk_costs_steps_that_are_counted(path, monkeypatch):
+    monkeypatch.setattr(recording, "MOST_WAITING", 10)
+    recorder = TraceRecorder(TraceFile(path, SHAPE), SHAPE, flush_s=60)
+    for step in range(25):
+        recorder.record(step, PICKS)
+    recorder.close()
+    assert (recorder.n_steps, recorder.n_dropped) == (10, 15)
+
+
+def test_a_disk_that_fails_ends_the_trace_and_nothing_else(path, monkeypatch, capfd):
+    file = TraceFile(path, SHAPE)
+
+    def fail(steps):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(file, "write", fail)
+    recorder = TraceRecorder(file, SHAPE, flush_s=0.01)
+    recorder.record(0, PICKS)
+    deadline = time.monotonic() + 10
+    while not recorder.n_dropped and time.monotonic() < deadline:
+        time.sleep(0.005)
+    recorder.record(1, PICKS)
+    recorder.close()
+    assert (recorder.n_steps, recorder.n_dropped) == (0, 2)
+    assert "No space left on device; nothing more is recorded" in capfd.readouterr().err
+
+
+def test_a_disk_that_hangs_is_not_waited_for(path, monkeypatch, capfd):
+    monkeypatch.setattr(recording, "CLOSE_S", 0.05)
+    file = TraceFile(path, SHAPE)
+    monkeypatch.setattr(file, "write", lambda steps: time.sleep(1))
+    recorder = TraceRecorder(file, SHAPE)
+    recorder.record(0, PICKS)
+    began = time.monotonic()
+    recorder.close()
+    assert time.monotonic() - began < 0.8
+    assert "the disk does not answer" in capfd.readouterr().err
+
+
+def test_tracing_is_turned_on_and_off(path):
+    tracing = Tracing(SHAPE)
+    tracing.record(0, PICKS)
+    tracing.stop()
+    assert tracing.values() == {"trace": "", "trace_steps": 0, "trace_steps_dropped": 0}
+    tracing.start(path)
+    tracing.start(path)
+    tracing.record(1, PICKS)
+    other = path.with_name("other.trace")
+    tracing.start(other)
+    assert tracing.values()["trace"] == str(other)
+    tracing.record(2, PICKS)
+    tracing.record(3, PICKS)
+    tracing.stop()
+    tracing.record(4, PICKS)
+    assert [len(read_trace(file)[0]) for file in (path, other)] == [1, 2]
+
+
+def test_a_trace_that_cannot_begin_leaves_the_running_one(path):
+    tracing = Tracing(SHAPE)
+    tracing.start(path)
+    with pytest.raises(ConfigError, match="No such file"):
+        tracing.start(path.with_name("missing") / "it")
+    tracing.record(1, PICKS)
+    tracing.stop()
+    assert len(read_trace(path)[0]) == 1
+
+
+def test_a_killed_writer_leaves_a_trace_that_its_successor_goes_on_with(path):
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from expert_daemon.routing_trace import TraceShape\n"
+        "from expert_daemon.trace import TraceRecorder\n"
+        "from expert_daemon.trace_file import TraceFile\n"
+        "shape = TraceShape(2, 10, 2, 100, 4096)\n"
+        "picks = bytes([0, 0, 1, 0, 0, 0, 2, 0, 1, 0, 3, 0, 1, 0, 4, 0])\n"
+        "recorder = TraceRecorder(TraceFile(Path(sys.argv[1]), shape), shape, flush_s=0.0005)\n"
+        "step = 0\n"
+        "while True:\n"
+        "    recorder.record(step, picks); step += 1; time.sleep(0.0001)\n"
+        "    if recorder.n_steps > 50: print('going', flush=True)\n"
+    )
+    n_before = 0
+    for _ in range(3):
+        with subprocess.Popen(
+            [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "going\n"
+            os.kill(child.pid, signal.SIGKILL)
+        trace, notes = read_trace(path)
+        assert len(trace) > n_before + 50
+        assert trace.is_token.all()
+        assert all("no whole block" in note for note in notes)
+        n_before = len(trace)

@@ -23,7 +23,7 @@ from .config_groups import (
     stream_fields,
 )
 from .config_rules import check_rules
-from .strict_json import JsonError, parse_strict
+from .strict_json import JsonError, parse_strict, read_bounded
 
 CONFIG_NAME = "config.json"
 CONFIG_BYTES_MAX = 1 << 24
@@ -131,7 +131,7 @@ def read_config_json(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_NAME
     try:
         with path.open("rb") as file:
-            data = file.read(CONFIG_BYTES_MAX + 1)
+            data = read_bounded(file, CONFIG_BYTES_MAX)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(data) > CONFIG_BYTES_MAX:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from protocol.errors import ShardError
 
 from .pack_format import ID_BYTES, LAYERS_MAX, STRIPES_MAX
-from .strict_json import JsonError, parse_strict
+from .strict_json import JsonError, parse_strict, read_bounded
 
 MANIFEST_NAME = "pack.json"
 WORK_NAME = ".pack"  # the directory of an unfinished pack's own notes, in the pack's directory
@@ -141,7 +141,7 @@ def read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST_NAME
     try:
         with path.open("rb") as file:
-            data = file.read(MANIFEST_BYTES_MAX + 1)
+            data = read_bounded(file, MANIFEST_BYTES_MAX)
     except FileNotFoundError:
         raise ShardError(
             f"{directory}: an expert pack that was never finished; the same `headrace pack` "

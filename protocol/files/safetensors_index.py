@@ -26,7 +26,7 @@ from .safetensors_header import (
     dtype_bytes,
     parse_header,
 )
-from .strict_json import JsonError, parse_strict
+from .strict_json import JsonError, parse_strict, read_bounded
 from .tensor_table import expert_key, tensor_label
 
 __all__ = ["SafetensorsIndex", "Shard", "TensorEntry", "dtype_bytes", "load_index", "read_header"]
@@ -136,7 +136,7 @@ def _read_weight_map(directory: Path) -> tuple[dict[str, str] | None, int | None
     path = directory / INDEX_NAME
     try:
         with path.open("rb") as file:
-            data = file.read(INDEX_BYTES_MAX + 1)
+            data = read_bounded(file, INDEX_BYTES_MAX)
     except FileNotFoundError:
         return None, None
     except OSError as error:

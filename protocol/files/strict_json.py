@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+import os
+from typing import Any, BinaryIO, NoReturn
 
 
 class JsonError(ValueError):
     """The text is not JSON that we accept; the caller adds the file's name."""
+
+
+def read_bounded(file: BinaryIO, limit: int) -> bytes:
+    """Return a file's content, of a larger one `limit` bytes and one more; reserves no more."""
+    n_bytes = os.fstat(file.fileno()).st_size
+    return file.read(min(n_bytes, limit) + 1)
 
 
 def parse_strict(data: bytes) -> Any:

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .bf16_bits import round_to_bf16
 from .byte_planes import Planes, byte_planes
 from .device import runs_kernels, speaks_ptx
 from .formats.fp4_expert import Fp4Shape
@@ -22,12 +23,9 @@ from .reference import routed_m1 as reference
 
 
 @triton.jit
-def _bf16_bits(v, BF16: tl.constexpr):
-    # Round to the nearest bf16, ties to even, on the bits: the interpreter's cast truncates.
+def _rounded(v, BF16: tl.constexpr):
     if BF16:
-        bits = v.to(tl.int32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
-        v = bits.to(tl.float32, bitcast=True)
+        v = round_to_bf16(v)
     return v
 
 
@@ -98,13 +96,13 @@ def _gate_up_kernel(
         (up_at + UP_SCALE).to(tl.pointer_type(tl.uint8)),
         planes, offsets, scales, rows, GROUPS, BLOCK,
     )  # fmt: skip
-    gate = tl.minimum(_bf16_bits(gate, BF16), limit)
-    up = tl.minimum(tl.maximum(_bf16_bits(up, BF16), -limit), limit)
+    gate = tl.minimum(_rounded(gate, BF16), limit)
+    up = tl.minimum(tl.maximum(_rounded(up, BF16), -limit), limit)
     # exp of a negative number never overflows; the sigmoid of the two signs are complements.
     small = tl.exp(-tl.abs(gate))
     sigmoid = tl.where(gate < 0.0, small, 1.0) / (1.0 + small)
     value = gate * sigmoid * up * tl.load(weights + expert)
-    tl.store(activated + expert * WIDTH + rows, _bf16_bits(value, BF16))
+    tl.store(activated + expert * WIDTH + rows, _rounded(value, BF16))
 
 
 @triton.jit
@@ -133,7 +131,7 @@ def _down_kernel(
         scales + expert * GROUPS,
         rows, GROUPS, BLOCK,
     )  # fmt: skip
-    tl.store(out + expert * HIDDEN + rows, _bf16_bits(y, BF16))
+    tl.store(out + expert * HIDDEN + rows, _rounded(y, BF16))
 
 
 @triton.jit

@@ -1,0 +1,108 @@
+"""The highway's operators: kernels against their references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.bf16_bits import round_to_bf16  # noqa: F401  compiled with the kernels that use it
+from kernels.hc_collapse import hc_collapse_norm
+from kernels.hc_expand import hc_expand
+from kernels.hc_mix import hc_mix
+from kernels.reference import hc_collapse as reference_collapse
+from kernels.reference import hc_expand as reference_expand
+from kernels.reference import hc_mix as reference_mix
+from kernels.reference.rms_norm import rms_norm
+
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.interpreter),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+SIZES = [(1, 128), (2, 256), (9, 96), (33, 320)]
+EPS = 1e-20
+
+
+def streams_of(n_tokens: int, width: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(n_tokens * width)
+    return torch.randn(n_tokens, 4, width, generator=generator).to(dtype)
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
+    difference = (found.cpu().double() - wanted.double()).norm()
+    return bool(difference <= tolerance * wanted.double().norm())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("n_tokens", "width"), SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mixes_equal_the_reference(
+    device: str, n_tokens: int, width: int, dtype: torch.dtype
+) -> None:
+    streams = streams_of(n_tokens, width, dtype)
+    generator = torch.Generator().manual_seed(1)
+    fn = torch.randn(24, 4 * width, generator=generator) * 0.1
+    scale, base = torch.rand(24, generator=generator), torch.randn(24, generator=generator)
+    settings: Any = {"n_iterations": 20, "hc_eps": 1e-6, "norm_eps": EPS}
+    wanted = reference_mix.hc_mix(streams, fn, scale, base, **settings)
+    found = hc_mix(streams.to(device), fn.to(device), scale.to(device), base.to(device), **settings)
+    for found_part, wanted_part in zip(found, wanted, strict=True):
+        assert (found_part.cpu() - wanted_part).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("n_tokens", "width"), SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_collapse_and_norm_equal_the_references(
+    device: str, n_tokens: int, width: int, dtype: torch.dtype
+) -> None:
+    streams = streams_of(n_tokens, width, dtype)
+    generator = torch.Generator().manual_seed(2)
+    pre, weight = torch.rand(n_tokens, 4, generator=generator), torch.rand(width)
+    row = reference_collapse.hc_collapse(streams, pre, dtype)
+    wanted = rms_norm(row, weight, EPS, dtype)
+    found = hc_collapse_norm(streams.to(device), pre.to(device), weight.to(device), EPS, dtype)
+    assert found.dtype == dtype
+    assert close(found, wanted, 2e-6 if dtype == torch.float32 else 1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("n_tokens", "width"), SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_expand_equals_the_reference_and_sums_over_the_first_index(
+    device: str, n_tokens: int, width: int, dtype: torch.dtype
+) -> None:
+    streams = streams_of(n_tokens, width, dtype)
+    generator = torch.Generator().manual_seed(3)
+    y = torch.randn(n_tokens, width, generator=generator)
+    post = torch.rand(n_tokens, 4, generator=generator)
+    comb = torch.rand(n_tokens, 4, 4, generator=generator)
+    wanted = reference_expand.hc_expand(y, streams, post, comb)
+    out = torch.full_like(streams, float("nan")).to(device)
+    found = hc_expand(y.to(device), streams.to(device), post.to(device), comb.to(device), out=out)
+    assert found.dtype == dtype
+    assert close(found, wanted, 1e-6 if dtype == torch.float32 else 1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_all_zero_row_stays_zero_under_the_tiny_epsilon(device: str) -> None:
+    streams = torch.zeros(1, 4, 64).to(device)
+    found = hc_collapse_norm(
+        streams, torch.ones(1, 4).to(device), torch.ones(64).to(device), EPS, torch.float32
+    )
+    assert not found.cpu().any()
+
+
+def test_shapes_that_differ_are_refused() -> None:
+    streams = torch.zeros(2, 4, 32)
+    with pytest.raises(ValueError, match="hc_mix"):
+        hc_mix(
+            streams, torch.zeros(24, 64), torch.zeros(24), torch.zeros(24),
+            n_iterations=2, hc_eps=1e-6, norm_eps=EPS,
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="hc_collapse_norm"):
+        hc_collapse_norm(streams, torch.zeros(2, 3), torch.zeros(32), EPS, torch.float32)
+    with pytest.raises(ValueError, match="hc_expand"):
+        hc_expand(torch.zeros(1, 32), streams, torch.zeros(2, 4), torch.zeros(2, 4, 4))

@@ -10,7 +10,8 @@ import triton.language as tl
 def round_to_bf16(v):
     """Return v f32 rounded to the nearest bf16, ties to even.
 
-    Infinities and NaN stay what they are. The result is f32: storing it as bf16 then loses nothing, cast or truncation.
+    Infinities and NaN stay what they are. The result is f32: storing it as bf16 then loses nothing,
+    cast or truncation.
     """
     bits = v.to(tl.int32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536

@@ -26,13 +26,24 @@ from protocol.errors import ConfigError, ProtocolError
 from protocol.sizes import format_size
 
 from .arena_plan import PlannedArena, plan
+from .arena_search import arena_name, claim
 from .log import log
 from .populate import ask_for_huge_pages, available_bytes, populate
 from .source import Bytes
 
-__all__ = ["ARENA_NAME", "Arena", "PlannedArena", "describe", "open_arena", "plan", "process_start"]
+__all__ = [
+    "ARENA_NAME",
+    "Arena",
+    "ArenaOf",
+    "PlannedArena",
+    "describe",
+    "open_arena",
+    "plan",
+    "process_start",
+]
 
 ARENA_NAME = "arena"
+STAMP = np.dtype("<u8")  # the first word of the policy section
 
 
 @dataclass(slots=True)
@@ -46,7 +57,8 @@ class Arena:
     memory: Bytes  # the whole mapping, u8
     is_adopted: bool  # slots of a predecessor are in it
     engine_pid: int  # of a living process that may still read it, 0 where there is none
-    is_passed_on: bool = False  # its holder has the descriptor already
+    is_taken_over: bool = False  # the file was there before
+    is_suspect: bool = False  # its engine died without a word, and nobody has looked at it since
 
     def slot(self, slot: int) -> Bytes:
         """One slot's bytes, writable."""
@@ -63,7 +75,16 @@ class Arena:
         self.identity = update_identity(self.memory.data, clean=True)
 
 
-def open_arena(planned: PlannedArena, fingerprint: bytes, passed: int | None) -> Arena:
+@dataclass(frozen=True, slots=True)
+class ArenaOf:
+    """Whose arena it is: what tells one that may be taken over from any other."""
+
+    fingerprint: bytes  # of the model's layout, 16
+    stamp: int  # of the shards as they are: the bytes of others are not theirs
+    runtime_dir: Path
+
+
+def open_arena(planned: PlannedArena, whose: ArenaOf, passed: int | None) -> Arena:
     """Return a populated arena of a new generation, from the descriptor `passed` where it fits.
 
     Raises ConfigError where the memory cannot be had.
@@ -71,12 +92,12 @@ def open_arena(planned: PlannedArena, fingerprint: bytes, passed: int | None) ->
     if passed is not None:
         try:
             check_sealed(passed)
-            arena = _take_over(planned, fingerprint, passed)
+            arena = _take_over(planned, whose, passed)
         except (ProtocolError, OSError) as error:
             log(f"the arena passed on is given up: {error}")
             os.close(passed)
         else:
-            arena.is_passed_on = True
+            arena.is_taken_over = True
             return arena
     available = available_bytes()
     if 0 < available < planned.n_bytes:
@@ -84,19 +105,22 @@ def open_arena(planned: PlannedArena, fingerprint: bytes, passed: int | None) ->
             f"arena: {format_size(planned.n_bytes)} asked for, {format_size(available)} of memory "
             "are available; choose a smaller --arena"
         )
-    descriptor = create_arena(planned.layout.n_bytes)
-    return _initialise(planned, fingerprint, descriptor, generation=1, engine_pid=0)
+    descriptor = create_arena(planned.layout.n_bytes, arena_name(whose.runtime_dir))
+    claim(descriptor)
+    return _initialise(planned, whose, descriptor, generation=1, engine_pid=0)
 
 
-def _take_over(planned: PlannedArena, fingerprint: bytes, descriptor: int) -> Arena:
+def _take_over(planned: PlannedArena, whose: ArenaOf, descriptor: int) -> Arena:
     layout = planned.layout
     with mmap.mmap(descriptor, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ) as page:
         identity: Identity | None = None
         try:
             identity = read_identity(page)
-            difference = _difference(identity, planned, fingerprint)
+            difference = _difference(identity, planned, whose, descriptor)
         except ProtocolError as error:
             difference = str(error)
+    if not claim(descriptor):  # after the page was closed: that would end the claim
+        raise ProtocolError("another daemon serves it")
     file_bytes = os.fstat(descriptor).st_size
     if difference and file_bytes < layout.n_bytes:
         raise ProtocolError(f"{difference}; {file_bytes} bytes, wanted {layout.n_bytes}")
@@ -104,21 +128,22 @@ def _take_over(planned: PlannedArena, fingerprint: bytes, descriptor: int) -> Ar
     generation = identity.daemon_generation + 1 if identity else 1
     if difference:
         log(f"the arena passed on is initialised again: {difference}")
-        return _initialise(
-            planned, fingerprint, descriptor, generation=generation, engine_pid=engine_pid
-        )
+        return _initialise(planned, whose, descriptor, generation=generation, engine_pid=engine_pid)
     memory = _map(descriptor, planned)
     identity = update_identity(
         memory.data, daemon_generation=generation, n_slots=planned.n_slots, clean=False
     )
     view = ArenaView(memory.data, layout)
-    return Arena(descriptor, view, identity, file_bytes, memory, True, engine_pid)
+    is_suspect = identity.engine_pid != engine_pid  # it said no Bye: its word stands there still
+    return Arena(
+        descriptor, view, identity, file_bytes, memory, True, engine_pid, is_suspect=is_suspect
+    )
 
 
-def _difference(identity: Identity, planned: PlannedArena, fingerprint: bytes) -> str:
+def _difference(identity: Identity, planned: PlannedArena, whose: ArenaOf, descriptor: int) -> str:
     """Return what keeps an arena's slots from being used, empty where nothing does."""
-    if identity.fingerprint != fingerprint:
-        return f"it holds model {identity.fingerprint.hex()}, wanted {fingerprint.hex()}"
+    if identity.fingerprint != whose.fingerprint:
+        return f"it holds model {identity.fingerprint.hex()}, wanted {whose.fingerprint.hex()}"
     if identity.layout != planned.layout:
         return (
             f"it has room for {identity.layout.n_slots_max} slots of "
@@ -127,11 +152,14 @@ def _difference(identity: Identity, planned: PlannedArena, fingerprint: bytes) -
         )
     if identity.n_slots > planned.n_slots:
         return f"it uses {identity.n_slots} slots, wanted {planned.n_slots}"
+    stamp = os.pread(descriptor, STAMP.itemsize, planned.layout.offset("policy"))
+    if int.from_bytes(stamp, "little") != whose.stamp:
+        return "the shards were written to or replaced since"
     return ""
 
 
 def _initialise(
-    planned: PlannedArena, fingerprint: bytes, descriptor: int, *, generation: int, engine_pid: int
+    planned: PlannedArena, whose: ArenaOf, descriptor: int, *, generation: int, engine_pid: int
 ) -> Arena:
     layout = planned.layout
     memory = _map(descriptor, planned)
@@ -139,10 +167,11 @@ def _initialise(
     view = ArenaView(memory.data, layout)
     if engine_pid:  # it may be reading any of them
         view.headers["state"] = SlotState.RETIRING
+    view.policy[: STAMP.itemsize].view(STAMP)[0] = whose.stamp
     identity = Identity(
         layout=layout,
         arena_id=secrets.token_bytes(16),
-        fingerprint=fingerprint,
+        fingerprint=whose.fingerprint,
         daemon_generation=generation,
         n_slots=planned.n_slots,
         engine_pid=engine_pid,

@@ -20,8 +20,9 @@ from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from protocol.files.slice_map import Slice
 from protocol.sd_notify import notify
 
-from .arena import ARENA_NAME, Arena, describe, open_arena
+from .arena import ARENA_NAME, Arena, ArenaOf, describe, open_arena
 from .arena_plan import PlannedArena, keep_size, plan
+from .arena_search import find_arena
 from .cache import SlotCache
 from .cache_parts import CacheLimits, CacheMemory
 from .checksums import Checksums
@@ -72,17 +73,18 @@ class Daemon:
             max_bytes=config.arena_max_bytes,
             top_k_batch=top_k_batch,
         )
+        given = passed_arena
+        if passed_arena is None:
+            passed_arena = _look_for_arena(config, checkpoint.fingerprint)
         if passed_arena is not None and config.arena_bytes == 0:
             planned = keep_size(planned, passed_arena, checkpoint.fingerprint, top_k_batch)
         prepare_directory(config.runtime_dir)
         self._lock = RuntimeLock(config.lock_path)
-        self._state = ModelState(
-            config.state_dir,
-            checkpoint.fingerprint,
-            shards_stamp(checkpoint.shards),
-            save=not config.no_save,
-        )
-        self._arena = open_arena(planned, checkpoint.fingerprint, passed_arena)
+        fingerprint, stamp = checkpoint.fingerprint, shards_stamp(checkpoint.shards)
+        self._state = ModelState(config.state_dir, fingerprint, stamp, save=not config.no_save)
+        whose = ArenaOf(fingerprint, stamp, config.runtime_dir)
+        self._arena = open_arena(planned, whose, passed_arena)
+        self._is_kept = given is not None and self._arena.is_taken_over
         files: Source = FileSource(checkpoint.shards, direct=config.read_mode == "direct")
         self._source = wrap_source(files) if wrap_source else files
         self._threads = ReaderThreads(config.read_threads, MAX_WINDOW_BYTES + 2 * MAX_ALIGNMENT)
@@ -176,7 +178,7 @@ class Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(number, self._loop.stop)
         identity = self._arena.identity
-        if not self._arena.is_passed_on:
+        if not self._is_kept:
             notify("FDSTOREREMOVE=1\nFDNAME=" + ARENA_NAME)
             notify("FDSTORE=1\nFDNAME=" + ARENA_NAME, [self._arena.descriptor])
         notify(f"READY=1\nSTATUS=serving, generation {identity.daemon_generation}")
@@ -196,6 +198,16 @@ class Daemon:
         self._loop.close()
         self._lock.close()
         log("stopped")
+
+
+def _look_for_arena(config: DaemonConfig, fingerprint: bytes) -> int | None:
+    """Ask the processes that use a former daemon's arena for it, and say what came of it."""
+    found = find_arena(config.runtime_dir, fingerprint)
+    if found is None:
+        log("no arena was handed over and no process holds one: starting cold")
+        return None
+    log(f"no arena was handed over: taking that which process {found[1]} holds")
+    return found[0]
 
 
 def _fragments(checkpoint: Checkpoint) -> Callable[[Key], list[Fragment]]:

@@ -121,7 +121,7 @@ def test_what_was_read_before_the_kill_is_not_read_again(runtime_dir: Path) -> N
         _, before = _generate(ready, 8)
         os.kill(_daemon_pid(runtime_dir), signal.SIGKILL)
         _, after = _generate(ready)
-    with _opened(runtime_dir, None) as ready:
+    with _opened(runtime_dir / "cold", None) as ready:
         _, whole = _generate(ready)
     assert before.bytes_read + after.bytes_read == whole.bytes_read
 

@@ -237,17 +237,63 @@ def test_a_successor_keeps_the_arena_and_reads_nothing_again(daemon, checkpoint,
     engine.close()
 
 
-def test_without_the_arena_a_successor_starts_cold(daemon, checkpoint, runtime_dir):
+def test_a_successor_that_is_handed_nothing_takes_the_arena_from_the_engine(
+    daemon, checkpoint, runtime_dir
+):
     engine = engine_of(runtime_dir, checkpoint)
-    load(engine, 0, range(N_EXPERTS))
+    slots = load(engine, 0, range(N_EXPERTS)).slots
     arena_id = engine.welcome.arena_id
     daemon.kill()
-    daemon.start(with_arena=False)
+    daemon._keep(-1)
+    daemon.start()
+    assert f"taking that which process {os.getpid()} holds" in daemon.log.read_text()
     welcome = engine.reconnect()
-    assert welcome.arena_id != arena_id
+    assert welcome.arena_id == arena_id
     engine.applied = welcome.version
-    assert load(engine, 0, range(N_EXPERTS)).n_bytes > 0
+    again = load(engine, 0, range(N_EXPERTS))
+    assert (again.slots, again.n_bytes) == (slots, 0)
+    assert daemon.arena >= 0  # a supervisor that lost it is handed it again
     engine.close()
+
+
+def test_without_anybody_who_holds_the_arena_a_successor_starts_cold_and_says_so(
+    daemon, checkpoint, runtime_dir
+):
+    with engine_of(runtime_dir, checkpoint) as engine:
+        load(engine, 0, range(N_EXPERTS))
+        arena_id = engine.welcome.arena_id
+    daemon.kill()
+    daemon._keep(-1)
+    daemon.start()
+    assert "starting cold" in daemon.log.read_text()
+    with engine_of(runtime_dir, checkpoint) as engine:
+        assert engine.welcome.arena_id != arena_id
+        assert load(engine, 0, range(N_EXPERTS)).n_bytes > 0
+
+
+def test_the_bytes_of_replaced_shards_are_not_kept(checkpoint, runtime_dir, tmp_path):
+    copy = write_fake_checkpoint(
+        tmp_path / "copy", n_layers=N_LAYERS, n_experts=N_EXPERTS, top_k=TOP_K
+    )
+    other = write_fake_checkpoint(
+        tmp_path / "other", seed=5, n_layers=N_LAYERS, n_experts=N_EXPERTS, top_k=TOP_K
+    )
+    assert open_checkpoint(copy).fingerprint == open_checkpoint(other).fingerprint
+    with daemon_process(copy, runtime_dir) as daemon:
+        with engine_of(runtime_dir, checkpoint) as engine:
+            load(engine, 0, range(N_EXPERTS))
+        daemon.stop()
+        for path in copy.glob("*.safetensors"):
+            path.write_bytes((other / path.name).read_bytes())
+        daemon.start()
+        assert "written to or replaced" in daemon.log.read_text()
+        changed = open_checkpoint(copy)
+        with engine_of(runtime_dir, checkpoint) as engine:
+            engine.applied = engine.welcome.version
+            answer = load(engine, 0, range(N_EXPERTS))
+            assert answer.n_bytes > 0
+            for expert, slot in enumerate(answer.slots):
+                assert slot_bytes(engine, slot) == expert_bytes(changed, 0, expert)
 
 
 INSTANTS = [

@@ -21,28 +21,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .cache_check import check_parts
-from .cache_parts import CacheLimits, CacheMemory, CacheParts, Engine
-from .outcome import Load, Outcome, RequestRefused, SlotChange, TableChanges
+from .cache_parts import CacheLimits, CacheMemory, CacheParts
+from .engine_events import EngineEvents
+from .outcome import Load, Outcome, SlotChange, TableChanges
 from .policy import Policy
-from .serving import Serving
-from .windows import Window, check_same
 
 
-class SlotCache:
+class SlotCache(EngineEvents):
     """The state machine of DESIGN.md section 2. Make one with `empty` or `adopt`."""
 
     def __init__(self, parts: CacheParts) -> None:
         """Take parts whose slots are in a consistent state."""
-        self._parts = parts
-        self._book = parts.book
+        super().__init__(parts)
         self._flights = parts.flights
-        self._windows = parts.windows
         self._fetches = parts.fetches
-        self._serving = Serving(parts)
-        self.counters = parts.counters
 
     @classmethod
     def empty(cls, memory: CacheMemory, policy: Policy, limits: CacheLimits) -> SlotCache:
@@ -69,8 +63,23 @@ class SlotCache:
 
     @property
     def n_slots(self) -> int:
-        """All slots, in whatever state."""
-        return len(self._book)
+        """Slots that may be used, in whatever state."""
+        return self._book.n_usable
+
+    @property
+    def n_closing(self) -> int:
+        """Slots beyond those that may be used which are not FREE yet."""
+        return self._book.n_closing
+
+    @property
+    def n_warm_left(self) -> int:
+        """Keys of the last `warm` that are still to be looked at."""
+        return self._serving.foresight.n_warm_left
+
+    @property
+    def hints_ended(self) -> bool:
+        """Whether hints were of too little use to this engine to be followed further."""
+        return self._serving.foresight.hints_ended
 
     @property
     def table_version(self) -> int:
@@ -87,107 +96,24 @@ class SlotCache:
         """Slots with a read outstanding."""
         return len(self._flights)
 
-    # the engine
+    # size
 
-    def engine_attached(self) -> None:
-        """An engine was sent Welcome (the whole table at `table_version`); nothing acked yet."""
-        self._serving.new_session("another engine came")
-        self._parts.retired.new_engine()
-        self._parts.engine = Engine.ATTACHED
+    def resize(self, n_slots: int, *, free_pool: int, lease_quota: int) -> None:
+        """Use the first `n_slots` slots only, or slots that were not used before as well.
+
+        Of slots given up the keys are retired outside of windows; once `n_closing` is 0 they are
+        FREE and stay so. Slots added must be readable by the engine already.
+        """
+        self._parts.placement.free_pool = free_pool
+        self._parts.leases.set_quota(lease_quota)
+        self._book.use_only(n_slots)
         self._serving.settle()
 
-    def engine_gone(self) -> None:
-        """No engine reads the arena: the window closes unanswered, RETIRING slots are FREE.
-
-        Reads under way go on and publish.
-        """
-        self._serving.new_session("the engine is gone")
-        self._parts.engine = Engine.NONE
-        self._serving.settle()
-
-    def resync(self) -> None:
-        """The engine gets the whole table: an open window closes unanswered (the table says all).
-
-        Acknowledges nothing; the engine's next `applied` does.
-        """
-        self._serving.close_early("the engine asked for the whole table")
-        self._serving.settle()
-
-    def open_window(
-        self,
-        request: int,
-        step: int,
-        layer: int,
-        experts: Sequence[int],
-        busy: Sequence[int],
-        applied: int,
-        epoch_done: int,
-        epoch_launched: int = 0,
-    ) -> None:
-        """Serve a MissRequest: hits, loads in flight adopted, loads begun. Acknowledges too.
-
-        Its one WindowAnswer comes out of `drain`, at once where all are hits. The same number
-        again: nothing while the window is open, else the same answer with the changes since.
-        Raises RequestRefused where another window is open, for a number that is older than the
-        remembered ones or reused with other experts, or for an `applied` from the future.
-        """
-        known = self._windows.known(request)
-        if known is not None:
-            check_same(known, layer, experts)
-        elif self._parts.engine is not Engine.ATTACHED:
-            raise RequestRefused("hello_first", f"request {request}: no engine is attached")
-        else:
-            self._windows.check_new(request)
-        self._acknowledge(applied, epoch_done, epoch_launched)
-        if known is None:
-            keys = tuple(layer * self._book.n_experts + expert for expert in experts)
-            window = Window(request, layer, tuple(experts), keys, frozenset(busy), applied)
-            self._windows.start(window)
-            self._serving.count(step, np.array(keys, np.int64))
-            self._serving.find(window)
-            self._serving.settle()
-        elif known is not self._windows.open:
-            self._serving.answer(known, applied)
-
-    def cancel(self, request: int) -> None:
-        """Close the window now; its answer lists every change made and CANCELLED keys.
-
-        Reads under way go on; their slots stay LOADING until `finish` or `fail`, and what
-        finishes well is published. A number already answered is answered again; an unknown
-        one with no slots.
-        """
-        window = self._windows.known(request)
-        if window is None:
-            applied = self._parts.retired.applied
-            window = Window(request, 0, (), (), frozenset(), max(applied, 0))
-        elif window is self._windows.open:
-            self._serving.close_early(f"request {request} was cancelled before its read ended")
-            self.counters.n_cancelled += 1
-        self._serving.answer(window, window.applied)
-        self._serving.settle()
-
-    def ack(self, applied: int, epoch_done: int, epoch_launched: int = 0) -> None:
-        """The device's table reflects version `applied`; launches up to `epoch_done` are done.
-
-        epoch_launched  the engine's launch counter as read after the message came. A RETIRING
-                        slot is FREE once its version is applied and every launch up to the
-                        counter seen then is done. 0 where the engine launches synchronously.
-        Raises RequestRefused for a version that does not exist yet.
-        """
-        self._acknowledge(applied, epoch_done, epoch_launched)
-        self._serving.settle()
-
-    def touch(self, step: int, picks: NDArray[np.uint16]) -> int:
-        """Count uses, [n, 2] of (layer, expert); each (step, layer, expert) once; return how many.
-
-        Raises RequestRefused for a pick that the model does not have.
-        """
-        n_layers, n_experts = self._book.table.shape
-        if len(picks) and (picks[:, 0].max() >= n_layers or picks[:, 1].max() >= n_experts):
-            text = f"touch: a pick outside {n_layers} layers of {n_experts} experts"
-            raise RequestRefused("malformed", text)
-        keys = picks[:, 0].astype(np.int64) * n_experts + picks[:, 1]
-        return self._serving.count(step, np.unique(keys))
+    def take_displaced(self) -> list[tuple[int, int]]:
+        """(layer, expert) keys that a smaller arena has lost, the one worth most first."""
+        lost, self._serving.displaced = self._serving.displaced, []
+        lost.sort(key=self._parts.policy.figures, reverse=True)
+        return [divmod(key, self._book.n_experts) for key in lost]
 
     # reads
 
@@ -273,10 +199,13 @@ class SlotCache:
                 self.counters.n_fetch_hits += 1
                 continue
             self.counters.n_fetch_misses += 1
+            load = self._flights.load_of(key)
             if key in self._parts.barred:
                 self._fetches.failed(key, *self._parts.barred[key])
-            elif self._flights.load_of(key) is None:
+            elif load is None:
                 self._fetches.starved[key] = None
+            else:
+                self._serving.fetched(key, load)
         self._serving.settle()
 
     def end_fetch(self, client: int, request: int, code: str = "TIMEOUT") -> None:
@@ -317,9 +246,3 @@ class SlotCache:
     def check(self) -> None:
         """Raise AssertionError where an invariant does not hold. O(n_slots); for tests."""
         check_parts(self._parts)
-
-    def _acknowledge(self, applied: int, epoch_done: int, epoch_launched: int) -> None:
-        if applied > self.table_version:
-            text = f"version {applied} was applied, the table is at {self.table_version}"
-            raise RequestRefused("malformed", text)
-        self._parts.retired.ack(applied, epoch_done, epoch_launched)

@@ -25,7 +25,8 @@ def _check_states(parts: CacheParts) -> None:
     book = parts.book
     assert book.headers["state"].tolist() == [int(state) for state in book.state], "state mirror"
     assert book.headers["generation"].tolist() == book.generation, "generation mirror"
-    assert sorted(book.free) == sorted(_slots_in(parts, FREE)), "free list"
+    usable = {slot for slot in _slots_in(parts, FREE) if slot < book.n_usable}
+    assert sorted(book.free) == sorted(usable), "free list"
     assert parts.flights.slots == _slots_in(parts, LOADING), "reads under way"
     retiring = parts.retired.slots()
     assert sorted(retiring) == sorted(_slots_in(parts, RETIRING)), "retire queue"
@@ -43,7 +44,9 @@ def _check_table(parts: CacheParts) -> None:
         assert divmod(key, book.n_experts) == (header["layer"], header["expert"]), "key in header"
         assert book.key[slot] == key, "key mirror"
     assert not parts.flights.keys & book.slot_of.keys(), "a key READY and being read"
-    assert parts.policy.residents().tolist() == sorted(book.slot_of), "the policy's residents"
+    residents = parts.residents
+    assert residents.residents().tolist() == sorted(book.slot_of), "the policy's residents"
+    assert residents.expected <= parts.flights.keys, "a guest expected that is not being read"
     assert int(parts.memory.sequence[0]) % 2 == 0, "sequence lock"
     assert int(parts.memory.version[0]) == book.versions.current, "version word"
 
@@ -58,7 +61,7 @@ def _check_readers(parts: CacheParts) -> None:
     leases, fetches = parts.leases, parts.fetches
     assert set(leases.pins) <= _slots_in(parts, READY), "a leased slot is not READY"
     assert sum(leases.pins.values()) == leases.n_held, "leases counted"
-    assert leases.n_held + leases.n_promised <= leases.quota, "lease quota"
+    assert leases.n_held + leases.n_promised <= leases.highest_quota, "lease quota"
     assert fetches.n_waiting == leases.n_promised, "promised leases"
     for key in fetches.starved:
         assert fetches.wants(key), "a starved key that nobody wants"

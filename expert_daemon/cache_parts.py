@@ -15,6 +15,7 @@ from .flights import Flights
 from .leases import LeaseBook
 from .placement import Placement
 from .policy import Policy
+from .residents import Residents
 from .retirement import RetireQueue
 from .slots import SlotBook
 from .versions import VersionLog
@@ -38,7 +39,7 @@ class CacheMemory:
     """The arrays that the cache alone writes; views of the arena, or any others."""
 
     table: NDArray[np.int32]  # [n_layers, n_experts], C order
-    headers: NDArray[Any]  # [n_slots] of protocol.arena.layout.HEADER
+    headers: NDArray[Any]  # [as many slots as there may ever be] of protocol.arena.layout.HEADER
     sequence: NDArray[np.uint64] = field(default_factory=_word)  # [1], odd while the table changes
     version: NDArray[np.uint64] = field(default_factory=_word)  # [1], shows the table's version
 
@@ -50,6 +51,8 @@ class CacheLimits:
     free_pool: int  # slots kept FREE for readers and prefetch
     lease_quota: int  # leases of all readers together, those being read included
     history: int = 8192  # keys whose last change is remembered for `changes_since`
+    n_slots: int = 0  # the first slots, which may be used; 0: all
+    follow_hints: bool = False  # read what an engine foresees
 
 
 class CacheParts:
@@ -61,25 +64,28 @@ class CacheParts:
         """Wire the parts; `empty` and `adopt` also bring the slots into a consistent state."""
         n_experts = memory.table.shape[1]
         self.memory = memory
+        self.limits = limits
         self.policy = policy
         self.engine = Engine.NONE
         self.counters = CacheCounters()
+        self.residents = Residents(policy, self.counters)
         self.book = SlotBook(
             memory.table,
             memory.headers,
             versions=VersionLog(n_experts, first_version, limits.history),
             sequence=memory.sequence,
             version_word=memory.version,
+            n_usable=limits.n_slots or None,
         )
         self.retired = RetireQueue()
-        self.flights = Flights(self.book, policy, self.retired, self.counters)
+        self.flights = Flights(self.book, self.residents, self.retired, self.counters)
         self.windows = WindowDesk()
         self.leases = LeaseBook(limits.lease_quota)
         self.barred: dict[int, tuple[str, str]] = {}  # keys not to be read, and why: (code, text)
         self.fetches = FetchDesk(self.leases, n_experts)
         self.placement = Placement(
             self.book,
-            policy,
+            self.residents,
             self.retired,
             self.leases,
             self.counters,
@@ -106,6 +112,12 @@ class CacheParts:
             parts.retired.add(slot, found + 1)
         parts._restore_scores()
         return parts
+
+    def free_retired(self) -> None:
+        """RETIRING slots that nothing can name any more are FREE."""
+        gone = self.engine is Engine.NONE
+        for slot in self.retired.take_all() if gone else self.retired.take_free():
+            self.book.to_free(slot)
 
     def _restore_scores(self) -> None:
         """Give the policy what the headers say, and the headers what the policy made of it."""

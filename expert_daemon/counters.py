@@ -32,3 +32,11 @@ class CacheCounters:
     n_evictions: int = 0  # READY slots taken inside a window
     n_retirements: int = 0  # READY slots given up outside of one
     n_restored: int = 0  # READY slots that a former daemon left
+    n_streams: int = 0  # Streams, which are among n_requests
+    n_ahead: int = 0  # reads begun for a chunk's next layer
+    n_hints: int = 0  # reads begun on a hint
+    n_hints_useful: int = 0  # of these, asked for by somebody then
+    n_hints_wasted: int = 0  # of these, evicted before anybody asked
+    n_hints_stale: int = 0  # of these, given up while under way
+    n_warm: int = 0  # reads begun because somebody asked to have them loaded when idle
+    n_warm_passed: int = 0  # keys not loaded: there already, or worth less than all there

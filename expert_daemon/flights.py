@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .counters import CacheCounters
-from .outcome import Load
-from .policy import Policy
+from .outcome import Load, Purpose
+from .residents import Residents
 from .retirement import RetireQueue
 from .slots import SlotBook
 
@@ -29,10 +29,10 @@ class Flights:
     """The LOADING slots and the keys that they are to hold."""
 
     def __init__(
-        self, book: SlotBook, policy: Policy, retired: RetireQueue, counters: CacheCounters
+        self, book: SlotBook, residents: Residents, retired: RetireQueue, counters: CacheCounters
     ) -> None:
         self._book = book
-        self._policy = policy
+        self._residents = residents
         self._retired = retired
         self._counters = counters
         self._of_slot: dict[int, Flight] = {}
@@ -61,17 +61,17 @@ class Flights:
         """Whether a read of a key outside `keys` may still publish."""
         return any(key not in keys for key in self._of_key)
 
-    def begin(self, key: int, slot: int, *, demand: bool) -> Load:
+    def begin(self, key: int, slot: int, purpose: Purpose) -> Load:
         """Turn a FREE or READY slot into a LOADING one of `key`; the read may start after it."""
         assert key not in self._of_key, f"key {key} is being read already"
         evicted = self._book.key[slot]
         left = self._book.to_loading(slot, key)
         if left:
-            self._policy.evict(evicted)
+            self._residents.evict(evicted)
             self._counters.n_evictions += 1
         self._counters.n_loads += 1
         layer, expert = divmod(key, self._book.n_experts)
-        load = Load(slot, layer, expert, self._book.generation[slot], demand)
+        load = Load(slot, layer, expert, self._book.generation[slot], purpose)
         self._of_slot[slot] = self._of_key[key] = Flight(load, key, left)
         return load
 
@@ -91,7 +91,7 @@ class Flights:
         self._book.to_loading(slot, key)
         self._counters.n_loads += 1
         self._counters.n_hedges += 1
-        twin = Load(slot, load.layer, load.expert, self._book.generation[slot], load.demand)
+        twin = Load(slot, load.layer, load.expert, self._book.generation[slot], load.purpose)
         self._of_slot[slot] = self._twins[key] = Flight(twin, key, 0)
         return twin
 
@@ -101,7 +101,10 @@ class Flights:
         if not self.may_publish(load):
             return None
         self._book.raise_generation(load.slot)
-        return flight.key if self._leave(flight) is None else None
+        if self._leave(flight) is not None:
+            return None
+        self._residents.miss(flight.key)
+        return flight.key
 
     def land(self, load: Load, checksum: int | None) -> int | None:
         """The read has returned, whole if a checksum is given; return the key that this decides.
@@ -123,7 +126,10 @@ class Flights:
         self._give_back(flight)
         self._counters.n_failed += owned
         self._counters.n_discarded += not owned
-        return flight.key if owned and other is None else None
+        if not owned or other is not None:
+            return None
+        self._residents.miss(flight.key)
+        return flight.key
 
     def _leave(self, flight: Flight) -> Flight | None:
         """Take a flight from its key; return the key's other one, the first from now on."""
@@ -147,8 +153,8 @@ class Flights:
     def _publish(self, flight: Flight, checksum: int) -> None:
         key = flight.key
         self._counters.n_published += 1
-        self._policy.admit(key)
-        self._book.to_ready(flight.load.slot, checksum, *self._policy.figures(key))
+        self._residents.admit(key)
+        self._book.to_ready(flight.load.slot, checksum, *self._residents.figures(key))
 
     def _outstanding(self, load: Load) -> Flight:
         flight = self._of_slot.get(load.slot)

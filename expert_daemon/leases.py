@@ -12,6 +12,7 @@ class LeaseBook:
 
     def __init__(self, quota: int) -> None:
         self.quota = quota
+        self.highest_quota = quota  # leases may outlive a larger one
         self._promised = 0
         self._held = 0
         self._pins: dict[int, int] = {}  # slot: leases of all clients
@@ -31,6 +32,11 @@ class LeaseBook:
     def pins(self) -> dict[int, int]:
         """Leased slots; only to look at."""
         return self._pins
+
+    def set_quota(self, quota: int) -> None:
+        """Change the quota; what is leased beyond it stays until it is released."""
+        self.quota = quota
+        self.highest_quota = max(self._held + self._promised, quota)
 
     def promise(self, n: int) -> bool:
         """Set `n` leases aside; False where the quota does not allow that now."""

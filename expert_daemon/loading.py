@@ -12,7 +12,7 @@ from .arena import Arena
 from .cache import SlotCache
 from .log import log
 from .metrics import Counters
-from .outcome import FetchAnswer, Load, WindowAnswer
+from .outcome import FetchAnswer, Load, Purpose, WindowAnswer
 from .read_faults import ReadFaults
 from .reader import ExpertRead, ExpertReader, ReadResult
 from .reader_threads import Lane
@@ -20,6 +20,13 @@ from .reader_threads import Lane
 SLOW_READ_NS = 2_000_000_000  # of one part, on the drive: then it is read into another slot too
 LOST_READ_NS = 20_000_000_000  # then it is waited for no longer, before the engine's own deadline
 MAX_LINES = 4
+LANES = {
+    Purpose.DEMAND: Lane.DEMAND,
+    Purpose.FETCH: Lane.FETCH,
+    Purpose.AHEAD: Lane.PREFETCH,
+    Purpose.WARM: Lane.PREFETCH,
+    Purpose.HINT: Lane.PREFETCH,
+}
 
 
 @dataclass(slots=True)
@@ -81,7 +88,11 @@ class ExpertLoading:
             for load in due.promoted:
                 under_way = self._under_way.get((load.slot, load.generation))
                 if under_way is not None:
-                    self._reader.raise_lane(under_way.read, Lane.DEMAND)
+                    self._reader.raise_lane(under_way.read, LANES[load.purpose])
+            for load in due.unwanted:
+                under_way = self._under_way.get((load.slot, load.generation))
+                if under_way is not None:
+                    self._reader.cancel(under_way.read)
             if not due.loads:
                 return answers, fetches
 
@@ -90,7 +101,7 @@ class ExpertLoading:
         if objection is not None:
             self.cache.fail(load, *objection)
             return
-        self._read(load, Lane.DEMAND if load.demand else Lane.FETCH)
+        self._read(load, LANES[load.purpose])
 
     def _read(self, load: Load, lane: Lane, *, is_hedge: bool = False) -> None:
         key = (load.layer, load.expert)

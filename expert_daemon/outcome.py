@@ -6,6 +6,7 @@ Plain frozen data; the owner (the daemon's server) turns it into reads and messa
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from protocol.errors import ProtocolError
 
@@ -22,6 +23,16 @@ class RequestRefused(ProtocolError):
         self.reason = reason
 
 
+class Purpose(IntEnum):
+    """What a read is for, the most urgent first."""
+
+    DEMAND = 0  # an engine waits for it in a write window
+    FETCH = 1  # a reader waits for it
+    AHEAD = 2  # a chunk's next layer will want it
+    WARM = 3  # somebody asked to have it loaded when idle
+    HINT = 4  # somebody foresees that it may be wanted
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """One read to start: the bytes of a key into a slot that is LOADING already.
@@ -34,7 +45,12 @@ class Load:
     layer: int
     expert: int
     generation: int  # of the slot when the read started
-    demand: bool  # an engine waits for it in a write window; else a reader does
+    purpose: Purpose
+
+    @property
+    def demand(self) -> bool:
+        """Whether an engine waits for it."""
+        return self.purpose is Purpose.DEMAND
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +74,21 @@ class TableChanges:
 
 @dataclass(frozen=True, slots=True)
 class WindowAnswer:
-    """The final answer to one MissRequest; it closes (or had closed) the write window."""
+    """The final answer to one MissRequest, or a part of the answer to a Stream.
+
+    A final one closes (or had closed) the write window.
+    """
 
     request: int
     layer: int
     experts: tuple[int, ...]
-    slots: tuple[int, ...]  # parallel to experts, -1 = failed, then in `errors`
+    slots: tuple[int, ...]  # parallel to experts; -1: failed, then in `errors`, or not in this part
     table: TableChanges
     errors: tuple[KeyFault, ...]
     n_hits: int  # keys that were READY when the window opened
     n_loaded: int  # keys read for this request, finished well
     n_adopted: int  # keys that were being read for somebody else already
+    final: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +117,7 @@ class Outcome:
     """Everything that fell due since the last `SlotCache.drain`, in the order it did."""
 
     loads: list[Load] = field(default_factory=list)
-    promoted: list[Load] = field(default_factory=list)  # under way; an engine waits for it now
+    promoted: list[Load] = field(default_factory=list)  # under way; the purpose is a new one
+    unwanted: list[Load] = field(default_factory=list)  # under way; to be read no further
     answers: list[WindowAnswer] = field(default_factory=list)
     fetches: list[FetchAnswer] = field(default_factory=list)

@@ -1,16 +1,21 @@
 """What an event makes possible: slots that come free, reads that begin, answers that are due.
 
 `settle` runs after each event of the slot cache, in a fixed order: free what nobody can name, place
-the window's keys, answer it, feed the readers, refill the free pool.
+the window's keys, answer it, feed the readers, refill the free pool, follow advice.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
-from .cache_parts import CacheParts, Engine
-from .outcome import Load, Outcome
+from .cache_parts import CacheParts
+from .foresight import Foresight
+from .outcome import Load, Outcome, Purpose
+from .residents import Origin
+from .stream_window import StreamWindow
 from .windows import Window
 
 
@@ -20,15 +25,16 @@ class Serving:
     def __init__(self, parts: CacheParts) -> None:
         self._parts = parts
         self._book = parts.book
-        self._policy = parts.policy
-        self._retired = parts.retired
+        self._residents = parts.residents
         self._placement = parts.placement
         self._flights = parts.flights
         self._windows = parts.windows
         self._fetches = parts.fetches
         self._counters = parts.counters
+        self.displaced: list[int] = []  # keys that a smaller arena has no place for
         self._last_step = np.full(parts.book.table.size, -1, np.int64)  # in which a key was used
         self._due = Outcome()
+        self.foresight = Foresight(parts, self._begin)
 
     def take_due(self) -> Outcome:
         """Remove and return what fell due."""
@@ -44,21 +50,22 @@ class Serving:
         self.close_early(why)
         self._due.answers.clear()
         self._windows.new_session()
+        self.foresight.new_session()
         self._last_step.fill(-1)
 
-    def count(self, step: int, keys: NDArray[np.int64]) -> int:
+    def count(self, step: int, keys: NDArray[np.int64], *, as_stream: bool = False) -> int:
         """Count the keys that were not counted in this step; returns how many. No key twice."""
         keys = keys[self._last_step[keys] < step]
         self._last_step[keys] = step
-        self.use(keys)
+        self.use(keys, as_stream=as_stream)
         self._counters.n_uses += len(keys)
         return len(keys)
 
-    def use(self, keys: NDArray[np.int64]) -> None:
+    def use(self, keys: NDArray[np.int64], *, as_stream: bool = False) -> None:
         """Count one use of each key."""
-        policy = self._policy
-        policy.use(keys)
-        self._book.note_scores(keys, policy.scores(keys), policy.last_uses(keys))
+        residents = self._residents
+        residents.use(keys, as_stream=as_stream)
+        self._book.note_scores(keys, residents.scores(keys), residents.last_uses(keys))
 
     def find(self, window: Window) -> None:
         """Sort a new window's keys into hits, reads to adopt and keys that need a slot."""
@@ -85,15 +92,31 @@ class Serving:
             self._counters.n_no_slot += window.refuse_unplaced("CANCELLED", why)
             window.refuse_reading("CANCELLED", why)
             self._windows.close(window)
+            self._windows.last_keys = frozenset()
 
     def _adopt_load(self, window: Window, key: int, load: Load) -> None:
         window.adopt(key)
         self._counters.n_adopted += 1
-        if not load.demand:
-            self._due.promoted.append(load)
+        if isinstance(window, StreamWindow):
+            self._residents.pass_to_stream(key)
+        else:
+            self._residents.ask(key)
+        self._promote(load, Purpose.DEMAND)
 
-    def _begin(self, key: int, slot: int, *, demand: bool) -> Load:
-        load = self._flights.begin(key, slot, demand=demand)
+    def fetched(self, key: int, load: Load) -> None:
+        """A reader waits for a key that is being read already."""
+        self._residents.ask(key)
+        self._promote(load, Purpose.FETCH)
+
+    def _promote(self, load: Load, purpose: Purpose) -> None:
+        if load.purpose > purpose:
+            self._due.promoted.append(replace(load, purpose=purpose))
+
+    def _begin(self, key: int, slot: int, purpose: Purpose) -> Load:
+        load = self._flights.begin(key, slot, purpose)
+        self._counters.n_ahead += purpose is Purpose.AHEAD
+        self._counters.n_hints += purpose is Purpose.HINT
+        self._counters.n_warm += purpose is Purpose.WARM
         self._fetches.starved.pop(key, None)
         self._due.loads.append(load)
         return load
@@ -116,41 +139,102 @@ class Serving:
         window = self._windows.open
         return self._fetches.wants(key) or (window is not None and key in window.reading)
 
+    def advance(self, step: int, layer: int) -> None:
+        """The engine is at this layer now: what was foreseen up to it is void."""
+        window = self._windows.open
+        wanted = window.reading if window is not None else frozenset[int]()
+        self._due.unwanted += self.foresight.passed(step, layer, wanted)
+
     def settle(self) -> None:
         """Do all that has become possible: free, place, answer, feed readers, refill the pool."""
-        self._free_retired()
+        self._parts.free_retired()
         window = self._windows.open
-        if window is not None:
+        if isinstance(window, StreamWindow):
+            self._place_stream(window)
+            self._answer_part(window)
+        elif window is not None:
             self._place(window)
             if window.complete:
                 self._windows.close(window)
                 self.answer(window, window.applied)
         self._feed_readers()
-        while self._windows.open is None and self._placement.refill(
-            len(self._fetches.starved), self._windows.last_keys
-        ):
-            self._free_retired()
-            self._feed_readers()
+        if self._windows.open is None:
+            self._settle_idle()
 
-    def _free_retired(self) -> None:
-        retired = self._retired
-        gone = self._parts.engine is Engine.NONE
-        for slot in retired.take_all() if gone else retired.take_free():
-            self._book.to_free(slot)
+    def _settle_idle(self) -> None:
+        """What is done outside of windows only."""
+        if self._book.n_closing:
+            self.displaced += self._placement.retire_closing()
+            self._parts.free_retired()
+        while self._placement.refill(len(self._fetches.starved), self._windows.last_keys):
+            self._parts.free_retired()
+            self._feed_readers()
+        self.foresight.place()
 
     def _place(self, window: Window) -> None:
         """Find slots for the window's keys; what cannot get one, now or soon, fails."""
         if not window.unplaced:
             return
-        slots = self._placement.for_window(window, len(window.unplaced))
+        self._begin_for(window, self._placement.for_window(window, len(window.unplaced)))
+        if window.unplaced and not self._flights.any_but(window.key_set):
+            self._refuse_unplaced(window)
+
+    def _begin_for(self, window: Window, slots: list[int]) -> None:
         for slot in slots:
             key = window.unplaced.pop(0)
-            self._begin(key, slot, demand=True)
+            self._begin(key, slot, Purpose.DEMAND)
             window.begin(key)
         self._counters.n_misses += len(slots)
-        if window.unplaced and not self._flights.any_but(window.key_set):
-            text = f"layer {window.layer}: all {len(self._book)} slots are taken, leased or busy"
-            self._counters.n_no_slot += window.refuse_unplaced("NO_SLOT", text)
+
+    def _refuse_unplaced(self, window: Window) -> None:
+        n_slots = self._book.n_usable
+        text = f"layer {window.layer}: all {n_slots} slots are taken, leased or busy"
+        self._counters.n_no_slot += window.refuse_unplaced("NO_SLOT", text)
+
+    def _place_stream(self, window: StreamWindow) -> None:
+        """Find slots for the next keys, as many as the window allows, then for those ahead."""
+        if window.unplaced and window.room:
+            n = min(window.room, len(window.unplaced))
+            slots = self._placement.for_stream(window, n)
+            must_wait = window.held or self._flights.any_but(frozenset())
+            if not slots and not must_wait:
+                slots = self._placement.for_window(window, 1)
+            for key in window.unplaced[: len(slots)]:
+                self._residents.expect(key, Origin.STREAM)
+            self._begin_for(window, slots)
+            if not slots and not must_wait:
+                self._refuse_unplaced(window)
+        if not window.unplaced:
+            self._look_ahead(window)
+
+    def _look_ahead(self, window: StreamWindow) -> None:
+        """Read for the next layer what the window has room for."""
+        while window.ahead and window.room:
+            key = window.ahead[0]
+            is_there = key in self._book.slot_of or self._flights.load_of(key) is not None
+            if not is_there and key not in self._parts.barred:
+                slots = self._placement.for_stream(window, 1)
+                if not slots:
+                    return
+                self._residents.expect(key, Origin.STREAM)
+                load = self._begin(key, slots[0], Purpose.AHEAD)
+                self.foresight.begun_ahead(load, window.step)
+                window.begun_ahead.add(key)
+            window.ahead.pop(0)
+
+    def _answer_part(self, window: StreamWindow) -> None:
+        """Send what the engine may go on with; close the window after the last expert."""
+        n = window.n_due(self._book.slot_of)
+        if n == window.n_answered:
+            return
+        table = self._book.versions.since(window.sent_version)
+        part = window.part(self._book.slot_of, table, n)
+        self._due.answers.append(part)
+        if part.final:
+            self._windows.close(window)
+            if window.ahead:
+                ahead, limit = window.ahead, window.limit
+                self.foresight.look_ahead(window.step, window.layer + 1, ahead, limit)
 
     def _feed_readers(self) -> None:
         """Begin the reads that readers wait for, as far as there are FREE slots."""
@@ -161,7 +245,7 @@ class Serving:
         busy = frozenset[int]() if window is None else window.busy
         for slot in self._placement.take_free(len(starved), busy):
             key = next(iter(starved))
-            load = self._begin(key, slot, demand=False)
+            load = self._begin(key, slot, Purpose.FETCH)
             if window is not None and key in window.unplaced:
                 window.unplaced.remove(key)
                 self._adopt_load(window, key, load)

@@ -35,6 +35,7 @@ class SlotBook:
         versions: VersionLog,
         sequence: NDArray[np.uint64] | None,
         version_word: NDArray[np.uint64] | None,
+        n_usable: int | None = None,
     ) -> None:
         """Mirror what the headers say; `reset` or `adopt` makes that consistent."""
         self.n_experts: int = table.shape[1]
@@ -45,7 +46,9 @@ class SlotBook:
         self.generation: list[int] = headers["generation"].tolist()
         self.key: list[int] = [-1] * len(headers)
         self.slot_of: dict[int, int] = {}
-        self.free: list[int] = []
+        self.free: list[int] = []  # the FREE ones among the first n_usable
+        self.n_usable = len(headers) if n_usable is None else n_usable
+        self._closing_end = self.n_usable
         self._sequence = np.zeros(1, np.uint64) if sequence is None else sequence
         self._version_word = np.zeros(1, np.uint64) if version_word is None else version_word
         self._column = {name: headers[name] for name in headers.dtype.names or ()}
@@ -57,7 +60,7 @@ class SlotBook:
         """Make every slot FREE and every table entry -1; generations go on."""
         self.headers["state"] = FREE
         self.state = [int(FREE)] * len(self)
-        self.free = list(range(len(self) - 1, -1, -1))
+        self.free = list(range(self.n_usable - 1, -1, -1))
         self._write_table({})
 
     def adopt(self, *, free_others: bool) -> list[int]:
@@ -69,10 +72,12 @@ class SlotBook:
         for slot in sorted(self._found_ready(), key=self._age):
             ready[self._key_in_header(slot)] = slot
         kept = set(ready.values())
-        others = [slot for slot in range(len(self)) if slot not in kept]
-        for slot in others:
-            self._column["version"][slot] = self.versions.current
-            self._set_state(slot, FREE if free_others else RETIRING)
+        others = [slot for slot in range(self.n_usable) if slot not in kept]
+        for slot in range(len(self)):
+            if slot not in kept:
+                is_free = free_others or slot >= self.n_usable
+                self._column["version"][slot] = self.versions.current
+                self._set_state(slot, FREE if is_free else RETIRING)
         self.slot_of = ready
         for key, slot in ready.items():
             self.key[slot] = key
@@ -134,7 +139,34 @@ class SlotBook:
         assert self.state[slot] in {LOADING, RETIRING}, f"slot {slot} is {self.state[slot]}"
         self._set_state(slot, FREE)
         self.key[slot] = -1
-        self.free.append(slot)
+        if slot < self.n_usable:
+            self.free.append(slot)
+
+    @property
+    def n_closing(self) -> int:
+        """Slots beyond the usable ones that are not FREE yet."""
+        states = self.state[self.n_usable : self._closing_end]
+        n = len(states) - states.count(FREE)
+        if not n:
+            self._closing_end = self.n_usable
+        return n
+
+    @property
+    def closing(self) -> range:
+        """Slots beyond the usable ones among which some may not be FREE."""
+        return range(self.n_usable, self._closing_end)
+
+    def use_only(self, n_usable: int) -> None:
+        """From now on only the first `n_usable` slots are taken; new ones among them are FREE."""
+        added = range(self.n_usable, n_usable)
+        self._closing_end = max(self._closing_end, self.n_usable)
+        self.n_usable = n_usable
+        self.free = [slot for slot in self.free if slot < n_usable]
+        self.free += [slot for slot in reversed(added) if self.state[slot] == FREE]
+
+    def is_ready(self, slot: int) -> bool:
+        """Whether the slot holds a key."""
+        return self.state[slot] == READY
 
     def note_scores(self, keys: NDArray[np.int64], scores: Any, last_uses: Any) -> None:
         """Show the scores of those keys that are READY in their headers."""
@@ -172,6 +204,7 @@ class SlotBook:
     def _found_ready(self) -> list[int]:
         column = self._column
         whole = column["state"] == READY
+        whole[self.n_usable :] = False
         whole &= column["layer"] < self.table.shape[0]
         whole &= column["expert"] < self.n_experts
         slots: list[int] = np.flatnonzero(whole).tolist()

@@ -1,13 +1,14 @@
-"""Write windows: the one MissRequest that is being served, and the last ones that were.
+"""Write windows: the one MissRequest or Stream that is being served, and the last ones that were.
 
-A window is open from the request until its final answer. Its `keys` and `busy` slots are what the
-daemon may not take meanwhile.
+A window is open from the request until its final answer. The slots of its `kept` keys and its
+`busy` slots are what the daemon may not take meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from .outcome import KeyFault, RequestRefused, TableChanges, WindowAnswer
@@ -35,6 +36,11 @@ class Window:
 
     def __post_init__(self) -> None:
         self.key_set = frozenset(self.keys)
+
+    @property
+    def kept(self) -> AbstractSet[int]:
+        """Keys whose slots may not be taken."""
+        return self.key_set
 
     @property
     def complete(self) -> bool:
@@ -132,12 +138,12 @@ class WindowDesk:
         """Open it."""
         self.open = window
         self._highest = window.request
-        self.last_keys = window.key_set
 
     def close(self, window: Window) -> None:
         """Close the open window and remember it."""
         assert window is self.open, "not the open window"
         self.open = None
+        self.last_keys = frozenset(window.kept)
         self._answered[window.request] = window
         if len(self._answered) > REMEMBERED:
             self._answered.popitem(last=False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from expert_daemon.outcome import RequestRefused
+from expert_daemon.outcome import Purpose, RequestRefused
 from protocol.arena.layout import SlotState
 from tests.support.caches import Rig
 
@@ -131,9 +132,9 @@ def test_a_read_under_way_for_a_reader_is_adopted_and_promoted():
     rig = Rig()
     rig.cache.fetch(7, 1, [(0, 3)])
     (load,) = rig.cache.drain().loads
-    assert not load.demand
+    assert load.purpose is Purpose.FETCH
     assert rig.ask(0, [3]) == []
-    assert rig.due.promoted == [load]
+    assert rig.due.promoted == [replace(load, purpose=Purpose.DEMAND)]
     rig.cache.finish(load)
     answer = rig.answer()
     assert (answer.slots, answer.n_adopted, answer.n_loaded) == ((load.slot,), 1, 0)

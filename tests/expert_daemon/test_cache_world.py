@@ -19,6 +19,7 @@ from tests.support.cache_world import World
 numbers = st.integers(0, 60)
 layers = st.integers(0, 1)
 expert_lists = st.lists(st.integers(0, 7), min_size=1, max_size=4, unique=True).map(sorted)
+stream_lists = st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True).map(sorted)
 key_lists = st.lists(st.tuples(layers, st.integers(0, 7)), min_size=1, max_size=3, unique=True)
 
 
@@ -31,7 +32,7 @@ class CacheMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["lfu-da", "lru"]),
     )
     def start(self, **sizes):
-        self.world = World(**sizes)
+        self.world = World(**sizes, n_slots_max=16)
         self.world.attach()
         self.world.deliver_to_daemon()
         self.world.serve()
@@ -41,6 +42,50 @@ class CacheMachine(RuleBasedStateMachine):
     def ask(self, layer, experts):
         self.world.ask(layer, experts)
         self.world.deliver_to_daemon()
+
+    @rule(layer=layers, experts=stream_lists, window=st.integers(1, 4), ahead=st.booleans())
+    def ask_stream(self, layer, experts, window, ahead):
+        keys = [(1 - layer, expert) for expert in range(8)] if ahead else []
+        self.world.ask_stream(layer, experts, window, keys)
+        self.world.deliver_to_daemon()
+
+    @rule(n=numbers)
+    def consume(self, n):
+        self.world.consume(n)
+        self.world.deliver_to_daemon()
+
+    @rule(layer=layers, experts=expert_lists, window=st.integers(1, 4))
+    def serve_a_whole_stream(self, layer, experts, window):
+        world = self.world
+        world.ask_stream(layer, experts, window)
+        for _ in range(3 * len(experts)):
+            while world.to_daemon:
+                world.deliver_to_daemon()
+                world.serve()
+            while world.outstanding and world.cache.window_open:
+                world.finish(0)
+                world.serve()
+            while world.to_engine:
+                world.deliver_to_engine()
+            world.launch([0])
+            world.launch_done(0)
+            world.consume(-1)
+
+    @rule(layer=layers, experts=expert_lists, steps_on=st.integers(0, 1))
+    def hint(self, layer, experts, steps_on):
+        self.world.hint(layer, experts, steps_on)
+
+    @rule(keys=key_lists)
+    def touch(self, keys):
+        self.world.touch(keys)
+
+    @rule(keys=key_lists)
+    def warm(self, keys):
+        self.world.cache.warm(keys)
+
+    @rule(n=numbers, more=st.booleans())
+    def resize(self, n, more):
+        (self.world.grow if more else self.world.shrink)(n)
 
     @rule(layer=layers, experts=expert_lists)
     def serve_a_whole_request(self, layer, experts):
@@ -100,7 +145,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(
         event=st.sampled_from(
-            ["attach", "ask_again", "cancel", "lose", "lose_message", "kill_engine"]
+            [
+                *("attach", "ask_again", "cancel", "lose", "lose_patience", "lose_message"),
+                "kill_engine",
+            ]
         )
     )
     def trouble(self, event):
@@ -155,6 +203,7 @@ def drive(seed: int, n_events: int) -> World:
         free_pool=draw.choice([0, 1, 2]),
         lease_quota=draw.choice([0, 2, 3]),
         history=draw.choice([0, 3, 6, 100]),
+        n_slots_max=16,
     )
 
     def n() -> int:
@@ -167,6 +216,12 @@ def drive(seed: int, n_events: int) -> World:
     def experts() -> list[int]:
         return sorted(draw.sample(range(8), draw.randrange(1, 5)))
 
+    def most() -> list[int]:
+        return sorted(draw.sample(range(8), draw.randrange(1, 9)))
+
+    def ahead() -> list[tuple[int, int]]:
+        return [(draw.randrange(2), expert) for expert in experts()]
+
     events: list[tuple[float, Callable[[], object]]] = [
         (8, lambda: world.finish(n())),
         (3, lambda: world.write(n())),
@@ -177,6 +232,14 @@ def drive(seed: int, n_events: int) -> World:
         (6, lambda: world.launch([n() for _ in range(draw.randrange(1, 4))])),
         (5, lambda: world.launch_done(n())),
         (8, lambda: world.ask(draw.randrange(2), experts())),
+        (4, lambda: world.ask_stream(draw.randrange(2), most(), draw.randrange(1, 5), ahead())),
+        (10, lambda: world.consume(n())),
+        (2, lambda: world.hint(draw.randrange(2), experts(), draw.randrange(2))),
+        (2, lambda: world.touch(keys())),
+        (0.5, lambda: world.cache.warm(keys())),
+        (0.3, lambda: world.shrink(n())),
+        (0.3, lambda: world.grow(n())),
+        (0.3, world.lose_patience),
         (1, world.ask_again),
         (1, world.cancel),
         (0.3, world.lose),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,49 +20,7 @@ from expert_daemon.outcome import Load, RequestRefused, TableChanges, WindowAnsw
 from expert_daemon.policy import make_policy
 from protocol.arena.layout import HEADER, SlotState
 
-Key = tuple[int, int]
-
-
-@dataclass
-class Launch:
-    """Work on the device that reads these slots until it is done."""
-
-    epoch: int
-    reads: dict[Key, int]
-    done: bool = False
-
-
-@dataclass
-class Device:
-    """The engine: it knows only what messages told it."""
-
-    table: dict[Key, int] = field(default_factory=dict)
-    applied: int = 0
-    state: str = "lost"  # run, window, lost (nothing is launched before a Welcome)
-    request: int = 0
-    experts: tuple[Key, ...] = ()
-    busy: frozenset[int] = frozenset()
-    launches: list[Launch] = field(default_factory=list)
-    launched: int = 0  # the word in the engine's page
-    last_request: dict[str, Any] | None = None
-
-    @property
-    def epoch_done(self) -> int:
-        running = [launch.epoch for launch in self.launches if not launch.done]
-        return min(running) - 1 if running else self.launched
-
-    @property
-    def read_slots(self) -> set[int]:
-        return {s for launch in self.launches if not launch.done for s in launch.reads.values()}
-
-    def nameable(self) -> set[int]:
-        """Slots whose bytes may not change now."""
-        slots = self.read_slots
-        if self.state == "run":
-            slots |= set(self.table.values())
-        elif self.state == "window":
-            slots |= {self.table[key] for key in self.experts if key in self.table}
-        return slots
+from .cache_device import Device, Key, Launch
 
 
 class World:
@@ -79,21 +36,31 @@ class World:
         lease_quota: int = 3,
         history: int = 6,
         policy: str = "lfu-da",
+        n_slots_max: int = 0,
     ) -> None:
         self.n_experts = n_experts
         self.n_keys = n_layers * n_experts
         self.policy = policy
-        self.limits = CacheLimits(free_pool, lease_quota, history)
+        self.free_pool, self.lease_quota, self.history = free_pool, lease_quota, history
+        n_slots_max = max(n_slots, n_slots_max)
         self.memory = CacheMemory(
-            np.zeros((n_layers, n_experts), np.int32), np.zeros(n_slots, HEADER)
+            np.zeros((n_layers, n_experts), np.int32), np.zeros(n_slots_max, HEADER)
         )
-        self.content: list[Any] = [None] * n_slots
+        self.content: list[Any] = [None] * n_slots_max
+        self.n_slots = n_slots  # the word in the identity page
+        self.populated = set(range(n_slots))
+        self.cap = n_slots  # nothing more is ever populated
         self.device: Device | None = None
         self.step = 0
         self.next_request = 0
         self.next_fetch = 0
         self.served = 0
-        self._start(SlotCache.empty(self.memory, self._policy(), self.limits))
+        self._start(SlotCache.empty(self.memory, self._policy(), self._limits()))
+
+    def _limits(self) -> CacheLimits:
+        return CacheLimits(
+            self.free_pool, self.lease_quota, self.history, self.n_slots, follow_hints=True
+        )
 
     def _policy(self) -> Any:
         return make_policy(self.policy, self.n_keys)
@@ -101,9 +68,12 @@ class World:
     def _start(self, cache: SlotCache) -> None:
         self.cache = cache
         self.outstanding: list[Load] = []
+        self.has_session = False
         self.to_engine: deque[Any] = deque()
         self.to_daemon: deque[Any] = deque()
         self.sent = cache.table_version
+        self.answered: dict[int, set[int]] = {}  # request -> experts named so far
+        self.resize: tuple[str, int] | None = None  # what goes on: to how many slots
         self.fetches: dict[tuple[int, int], tuple[Key, ...]] = {}
         self.leases: list[tuple[int, Any]] = []
 
@@ -114,7 +84,7 @@ class World:
         due = self.cache.drain()
         self.outstanding += due.loads
         for load in due.promoted:
-            assert load in self.outstanding
+            assert self._is_outstanding(load)
         for load in due.loads:
             assert self.memory.headers[load.slot]["state"] == SlotState.LOADING
         for answer in due.answers:
@@ -127,21 +97,32 @@ class World:
             changes = self.cache.changes_since(self.sent)
             self._send(changes)
             self.sent = changes.to_version
+        self._go_on_shrinking()
         self.cache.check()
         self._check_bytes()
 
+    def _is_outstanding(self, load: Load) -> bool:
+        return any(
+            (load.slot, load.generation) == (one.slot, one.generation) for one in self.outstanding
+        )
+
     def _send(self, message: Any) -> None:
-        if self.device is not None:
+        if self.device is not None and self.has_session:
             self.to_engine.append(message)
 
     def _check_answer(self, answer: WindowAnswer) -> None:
-        self.served += 1
+        self.served += answer.final
         failed = {(fault.layer, fault.expert) for fault in answer.errors}
+        named = self.answered.setdefault(answer.request, set())
         for expert, slot in zip(answer.experts, answer.slots, strict=True):
             key = (answer.layer, expert)
-            assert (slot < 0) == (key in failed)
+            assert slot < 0 or key not in failed
             if slot >= 0:
                 assert self.content[slot] == key, "an answered slot holds its key"
+            if slot >= 0 or key in failed:
+                named.add(expert)
+            else:
+                assert expert in named or not answer.final, "an expert without slot and error"
         assert list(answer.table.changes) == sorted(answer.table.changes)
 
     def _take_fetch(self, answer: Any) -> None:
@@ -160,6 +141,7 @@ class World:
             assert self.memory.headers[lease.slot]["generation"] == lease.generation
         for layer, expert, slot in self.cache.resident():
             assert self.content[slot] == (layer, expert), "a READY slot with other bytes"
+        assert len(self.populated) <= self.cap, "more memory than was allowed"
         if self.device is not None:
             for launch in self.device.launches:
                 if not launch.done:
@@ -204,6 +186,7 @@ class World:
     def _write(self, load: Load, what: Any) -> None:
         slot = load.slot
         assert self.memory.headers[slot]["state"] == SlotState.LOADING, "a write outside LOADING"
+        assert slot in self.populated, "a write beyond what is populated"
         assert all(lease.slot != slot for _, lease in self.leases), "a write into a leased slot"
         if self.device is not None:
             assert slot not in self.device.nameable(), "a write into a slot that can be named"
@@ -219,16 +202,20 @@ class World:
             return
         self.to_daemon.clear()  # of a session that has ended
         self.to_engine.clear()
+        self.device.resync = 0
+        self.has_session = False
         self.to_daemon.append(("hello",))
 
     def launch(self, picks: list[int]) -> None:
         """The device begins to read some of the slots that its table names."""
         device = self.device
-        if device is None or device.state != "run" or not device.table:
+        readable = {} if device is None else device.readable()
+        if device is None or not readable:
             return
-        keys = sorted(device.table)
-        reads = {keys[n % len(keys)]: device.table[keys[n % len(keys)]] for n in picks}
+        keys = sorted(readable)
+        reads = {keys[n % len(keys)]: readable[keys[n % len(keys)]] for n in picks}
         for key, slot in reads.items():
+            assert slot in device.registered, "a launch reads what is not registered"
             assert self.content[slot] == key, "the device names a slot with other bytes"
         device.launched += 1
         device.launches.append(Launch(device.launched, reads))
@@ -243,13 +230,30 @@ class World:
         device = self.device
         if device is None or device.state != "run":
             return
+        device.last_request = self._request(device, layer, experts)
+        device.state = "window"
+        self.to_daemon.append(("ask", device.last_request))
+
+    def ask_stream(
+        self, layer: int, experts: list[int], window: int = 2, ahead: list[Key] | None = None
+    ) -> None:
+        """The engine has a chunk: it launches what is named, and nothing else."""
+        device = self.device
+        if device is None or device.state != "run":
+            return
+        device.last_request = self._request(device, layer, experts)
+        device.last_request |= {"window": window, "ahead": ahead or []}
+        device.state = "stream"
+        device.named = {}
+        self.to_daemon.append(("stream", device.last_request))
+
+    def _request(self, device: Device, layer: int, experts: list[int]) -> dict[str, Any]:
         self.next_request += 1
         self.step += 1
-        device.state = "window"
         device.request = self.next_request
         device.experts = tuple((layer, expert) for expert in experts)
         device.busy = frozenset(device.read_slots)
-        device.last_request = {
+        return {
             "request": self.next_request,
             "step": self.step,
             "layer": layer,
@@ -258,28 +262,56 @@ class World:
             "applied": device.applied,
             "epoch_done": device.epoch_done,
         }
-        self.to_daemon.append(("ask", device.last_request))
+
+    def consume(self, n: int) -> None:
+        """Nothing reads the first experts of a stream any more."""
+        device = self.device
+        if device is None or device.state != "stream" or not device.consumable():
+            return
+        free = device.consumable()
+        upto = n % len(free)
+        for key in free[: upto + 1]:
+            del device.named[key]
+        self.to_daemon.append(("consumed", device.request, free[upto][1]))
+
+    def hint(self, layer: int, experts: list[int], steps_on: int = 0) -> None:
+        """The engine foresees picks."""
+        if self.device is not None and self.device.state == "run":
+            keys = [(layer, expert) for expert in experts]
+            self.to_daemon.append(("hint", self.step + steps_on, keys))
+
+    def touch(self, keys: list[Key]) -> None:
+        """The engine reports picks."""
+        if self.device is not None and self.device.state == "run":
+            self.to_daemon.append(("touch", self.step, sorted(set(keys))))
 
     def ask_again(self) -> None:
         """The same request once more."""
-        if self.device is not None and self.device.state == "window":
-            self.to_daemon.append(("ask", self.device.last_request))
+        if self.device is not None and self.device.state in {"window", "stream"}:
+            kind = "ask" if self.device.state == "window" else "stream"
+            self.to_daemon.append((kind, self.device.last_request))
 
     def cancel(self) -> None:
         """A deadline passed; the window stays until the final answer."""
-        if self.device is not None and self.device.state == "window":
+        if self.device is not None and self.device.state in {"window", "stream"}:
             self.to_daemon.append(("cancel", self.device.request))
 
     def lose(self) -> None:
         """The engine gives the answer up: nothing is launched before the whole table comes."""
-        if self.device is not None and self.device.state in {"window", "run"}:
+        if self.device is not None and self.device.state in {"window", "stream", "run"}:
+            self._resync()
+
+    def lose_patience(self) -> None:
+        """The engine asks for the whole table a second time; the first answer is void."""
+        if self.device is not None and self.device.state == "lost" and self.device.resync:
             self._resync()
 
     def send_ack(self) -> None:
         """Tell what is applied and done."""
         device = self.device
-        if device is not None and device.state in {"run", "window"}:
-            self.to_daemon.append(("ack", device.applied, device.epoch_done))
+        if device is not None and device.state in {"run", "window", "stream"}:
+            n_slots = len(device.registered)
+            self.to_daemon.append(("ack", device.applied, device.epoch_done, n_slots))
 
     def kill_engine(self) -> None:
         """The engine's process dies; the daemon hears of it at once."""
@@ -288,11 +320,13 @@ class World:
             self.to_engine.clear()
             self.to_daemon.clear()
             self.cache.engine_gone()
+            self._resized_without_engine()
 
     def _resync(self) -> None:
         assert self.device is not None
         self.device.state = "lost"
-        self.to_daemon.append(("resync",))
+        self.device.resync += 1
+        self.to_daemon.append(("resync", self.device.resync))
 
     # messages
 
@@ -303,11 +337,25 @@ class World:
         kind, *fields = self.to_daemon.popleft()
         launched = self.device.launched
         if kind == "hello":
+            self.answered.clear()
+            self.has_session = True
             self.cache.engine_attached()
-            self._welcome()
+            self._welcome(0)
+            self._tell_of_resize()
         elif kind == "resync":
             self.cache.resync()
-            self._welcome()
+            self._welcome(fields[0])
+        elif kind == "stream":
+            with suppress(RequestRefused):
+                self.cache.open_stream(**fields[0], epoch_launched=launched)
+        elif kind == "consumed":
+            self.cache.consume(*fields)
+        elif kind == "hint":
+            self.cache.hint(*fields)
+        elif kind == "touch":
+            self.cache.touch(fields[0], np.array(fields[1], np.uint16).reshape(-1, 2))
+        elif kind == "dropped":
+            self._punch()
         elif kind == "ask":
             with suppress(RequestRefused):  # crossed with a Cancel or a Resync
                 self.cache.open_window(**fields[0], epoch_launched=launched)
@@ -315,10 +363,13 @@ class World:
             self.cache.cancel(fields[0])
         else:
             self.cache.ack(fields[0], fields[1], launched)
+            if self.resize is not None and self.resize[0] == "grow" and fields[2] >= self.n_slots:
+                self._use(self.n_slots)
 
-    def _welcome(self) -> None:
+    def _welcome(self, resync: int) -> None:
         table = {(layer, expert): slot for layer, expert, slot in self.cache.resident()}
-        self.to_engine.append(("welcome", self.cache.table_version, table))
+        version = self.cache.table_version
+        self.to_engine.append(("welcome", resync, version, table, self.n_slots))
         self.sent = self.cache.table_version
 
     def deliver_to_engine(self) -> None:
@@ -327,10 +378,15 @@ class World:
             return
         message = self.to_engine.popleft()
         device = self.device
-        if isinstance(message, tuple):
-            _, device.applied, table = message
-            device.table = dict(table)
-            device.state = "run"
+        if isinstance(message, tuple) and message[0] != "welcome":
+            self._memory_message(device, *message)
+        elif isinstance(message, tuple):
+            _, resync, version, table, n_slots = message
+            if resync == device.resync:
+                assert device.state == "lost"
+                device.applied, device.table, device.state = version, dict(table), "run"
+                if not resync:  # what a Resync finds may cross with a Drop
+                    device.registered |= set(range(n_slots))
         elif device.state == "lost":
             return
         elif isinstance(message, TableChanges):
@@ -341,6 +397,15 @@ class World:
             if device.state == "run":
                 for expert, slot in zip(message.experts, message.slots, strict=True):
                     assert slot < 0 or device.table.get((message.layer, expert)) == slot
+        elif device.state == "stream" and message.request == device.request:
+            self._apply(message.table)
+            if device.state == "stream":
+                for expert, slot in zip(message.experts, message.slots, strict=True):
+                    if slot >= 0:
+                        assert device.table.get((message.layer, expert)) == slot
+                        device.named[message.layer, expert] = slot
+                if message.final:
+                    device.state = "run"
 
     def lose_message(self) -> None:
         """A push to a stopped engine is dropped; the engine sees a gap later."""
@@ -402,6 +467,7 @@ class World:
         """kill -9 of the daemon, and its successor on the same arena."""
         if not engine_lives:
             self.device = None
+        self._repopulate()
         before = {
             slot: (int(header["layer"]), int(header["expert"]))
             for slot, header in enumerate(self.memory.headers)
@@ -409,17 +475,101 @@ class World:
         }
         if self.device is not None:
             self.device.state = "lost"
+            self.device.resync = 0
         self._start(
             SlotCache.adopt(
                 self.memory,
                 self._policy(),
-                self.limits,
+                self._limits(),
                 engine_may_live=self.device is not None,
             )
         )
         assert {s: (layer, expert) for layer, expert, s in self.cache.resident()} == before
 
+    # the size
+
+    def shrink(self, n: int) -> None:
+        """The owner of the machine wants memory back."""
+        least = self.free_pool + 4
+        if self.resize is None and self.n_slots > least:
+            n_slots = least + n % (self.n_slots - least)
+            self.resize = ("shrink", n_slots)
+            self.cache.resize(n_slots, free_pool=self.free_pool, lease_quota=self.lease_quota)
+            self.cache.warm(self.cache.take_displaced())
+
+    def grow(self, n: int) -> None:
+        """The owner of the machine gives more memory."""
+        room = len(self.content) - self.n_slots
+        if self.resize is None and room:
+            n_slots = self.n_slots + 1 + n % room
+            self.cap = n_slots
+            self.populated |= set(range(n_slots))
+            self.n_slots = n_slots
+            self.resize = ("grow", n_slots)
+            self._tell_of_resize()
+            if self.device is None:
+                self._resized_without_engine()
+
+    def _go_on_shrinking(self) -> None:
+        if self.resize is None or self.resize[0] == "grow" or self.cache.n_closing:
+            return
+        if self.resize[0] == "shrink":
+            self.resize = ("drop", self.resize[1])
+            self._tell_of_resize()
+        if self.device is None:
+            self._punch()
+
+    def _tell_of_resize(self) -> None:
+        if self.resize is not None and self.resize[0] != "shrink":
+            self._send(self.resize)
+
+    def _memory_message(self, device: Device, kind: str, n_slots: int) -> None:
+        """What the engine does of it at its step boundary; here that is now."""
+        if kind == "drop":
+            going = {slot for slot in device.registered if slot >= n_slots}
+            assert not going & device.nameable(), "a slot to be dropped can be named"
+            device.registered -= going
+            self.to_daemon.append(("dropped",))
+        else:
+            device.registered |= set(range(n_slots))
+
+    def _punch(self) -> None:
+        if self.resize is None or self.resize[0] != "drop":
+            return
+        self.n_slots = self.cap = self.resize[1]
+        self.resize = None
+        for slot in [slot for slot in self.populated if slot >= self.n_slots]:
+            self._unpopulate(slot)
+
+    def _unpopulate(self, slot: int) -> None:
+        if self.device is not None:
+            assert slot not in self.device.registered, "a hole under a registration"
+        assert self.memory.headers[slot]["state"] == SlotState.FREE
+        assert all(load.slot != slot for load in self.outstanding), "a hole under a read"
+        self.populated.discard(slot)
+        self.content[slot] = None
+
+    def _use(self, n_slots: int) -> None:
+        self.resize = None
+        self.cache.resize(n_slots, free_pool=self.free_pool, lease_quota=self.lease_quota)
+
+    def _resized_without_engine(self) -> None:
+        if self.resize is not None and self.resize[0] == "drop":
+            self._punch()
+        elif self.resize is not None and self.resize[0] == "grow":
+            self._use(self.resize[1])
+
+    def _repopulate(self) -> None:
+        """A successor uses as many slots as the identity page says."""
+        self.populated = set(range(self.n_slots))
+        self.cap = self.n_slots
+
     # the end
+
+    def lose_window(self) -> None:
+        """An engine that waits for a stream which it has consumed gives it up."""
+        if self.device is not None and self.device.state == "stream" and not self.to_daemon:
+            self.cancel()
 
     def run_out(self) -> None:
         """Let everything under way end well; then no slot is lost and nobody waits."""
@@ -428,10 +578,15 @@ class World:
             while self.outstanding:
                 self.finish(0)
                 self.serve()
+            if self.resize is not None:
+                for client in range(3):  # a slot that is leased cannot go
+                    self.kill_client(client)
             if self.device is not None:
                 if self.device.state == "lost":
                     self.attach()
                 self.device.launches.clear()
+                self.consume(-1)
+                self.lose_window()
                 if not self.to_engine and self.device.applied < self.cache.table_version:
                     self.lose()
                 self.send_ack()
@@ -442,6 +597,7 @@ class World:
                 self.deliver_to_engine()
                 self.serve()
             quiet = self.device is None or self.device.state == "run"
+            quiet = quiet and self.resize is None
             if quiet and not self.outstanding and not self.cache.window_open:
                 states = self.memory.headers["state"].tolist()
                 if SlotState.LOADING not in states and SlotState.RETIRING not in states:

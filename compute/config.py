@@ -91,6 +91,7 @@ _OPTIONS = {
     "seed": Option(count(0, 2**64 - 1), "N", "same seed, same text"),
 }
 assert list(_OPTIONS) == [field.name for field in fields(ComputeConfig)]
+COMPUTE_KEYS = tuple(_OPTIONS)  # of a settings file
 
 MODEL_OPTIONS = (
     "model",

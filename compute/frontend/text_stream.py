@@ -25,6 +25,11 @@ class TextStream:
         """Whether a stop string has been completed."""
         return self._stops.found is not None
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string that was completed."""
+        return self._stops.found
+
     def add(self, token_id: int) -> str:
         """Return the text that can be shown now."""
         return self._stops.feed(self._decoder.add(token_id))

@@ -107,6 +107,13 @@ class Tokenizer:
         decoder = self.decoder(special=special)
         return "".join(decoder.add(token_id) for token_id in ids) + decoder.finish()
 
+    def spelling(self, token_id: int) -> bytes:
+        """Return the bytes of one token, which may begin or end inside a character."""
+        decoder = self.decoder(special=True)
+        if isinstance(decoder, ByteLevelDecoder):
+            return decoder.token_bytes(token_id)
+        return (decoder.add(token_id) + decoder.finish()).encode()
+
     def decoder(self, *, special: bool = False) -> TextDecoder:
         """Return an incremental decoder; special tokens give no text unless asked."""
         skip = frozenset() if special else self.special_ids
@@ -165,13 +172,14 @@ class ByteLevelDecoder(TextDecoder):
         """Return the characters that `token_id` completes."""
         if token_id in self._skip:
             return ""
-        return self._utf8.decode(self._token_bytes(token_id))
+        return self._utf8.decode(self.token_bytes(token_id))
 
     def finish(self) -> str:
         """Return U+FFFD when the bytes end inside a character."""
         return self._utf8.decode(b"", final=True)
 
-    def _token_bytes(self, token_id: int) -> bytes:
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds, skipped or not; nothing for an unknown id."""
         token = self._backend.id_to_token(token_id)
         if token is None:
             return b""

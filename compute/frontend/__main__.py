@@ -1,0 +1,38 @@
+"""`python -m compute.frontend`: the HTTP server in front of the compute service. Loads no torch."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from compute.config import COMPUTE_KEYS
+from protocol.errors import ConfigError, HeadraceError
+
+from .config import add_frontend_arguments, load_frontend_config
+from .server import run
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status, on an error 1, or 2 for a setting."""
+    parser = argparse.ArgumentParser(
+        prog="python -m compute.frontend",
+        description="OpenAI's and Anthropic's APIs over HTTP, in front of the compute service.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE.toml", help="settings; flags win over it")
+    add_frontend_arguments(parser)
+    args = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="frontend: %(message)s", stream=sys.stderr)
+    try:
+        run(load_frontend_config(args, os.environ, COMPUTE_KEYS), os.environ)
+    except HeadraceError as error:
+        sys.stderr.write(f"frontend: {error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

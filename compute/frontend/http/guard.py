@@ -1,0 +1,115 @@
+"""What stands before every endpoint: who may ask, how many at once, which request it was.
+
+With a token file a request needs one of its tokens, as `Authorization: Bearer` or `x-api-key`.
+Without one the server listens on loopback only and takes any; then the Host header must name this
+machine, so that a web page somewhere cannot reach it through a name that it controls.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from compute.frontend.config import is_loopback
+
+from .errors import ApiError, error_response, shape_of
+
+_LOG = logging.getLogger("headrace.frontend")
+OPEN_PATHS = frozenset({"/health", "/ready"})
+MAX_HEADERS = 100
+_RETRY_CROWD_S = 1
+
+
+class Guard:
+    """The outermost application.
+
+    tokens       allowed ones; none: anybody on this machine
+    max_active   requests at once
+    note         told of each response: (path, status, seconds)
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        tokens: Sequence[bytes],
+        max_active: int,
+        note: Callable[[str, int, float], None],
+    ) -> None:
+        self._app = app
+        self._tokens = tuple(tokens)
+        self._max_active = max_active
+        self._note = note
+        self.n_active = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or say why not."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(12)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = time.monotonic()
+        status = 0
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                headers["request-id"] = request_id
+            await send(message)
+
+        self.n_active += 1
+        try:
+            objection = self._objection(scope)
+            if objection is not None:
+                response = error_response(shape_of(scope["path"]), objection, request_id)
+                await response(scope, receive, told)
+            else:
+                await self._app(scope, receive, told)
+        finally:
+            self.n_active -= 1
+            self._ended(scope, status, time.monotonic() - started)
+
+    def _objection(self, scope: MutableMapping[str, Any]) -> ApiError | None:
+        if len(scope["headers"]) > MAX_HEADERS:
+            return ApiError(431, f"{len(scope['headers'])} headers, at most {MAX_HEADERS} are read")
+        if scope["path"] in OPEN_PATHS:
+            return None
+        headers = Headers(scope=scope)
+        if self._tokens:
+            if not self._has_token(headers):
+                return ApiError(401, "a bearer token of this server is needed", code="no_token")
+        elif not _names_this_machine(headers.get("host", "")):
+            return ApiError(403, f"host {headers.get('host')!r} is not this machine")
+        if self.n_active > self._max_active:
+            return ApiError(429, "too many requests at once", retry_s=_RETRY_CROWD_S)
+        return None
+
+    def _has_token(self, headers: Headers) -> bool:
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+        found = [hmac.compare_digest(given.encode(), token) for token in self._tokens]
+        return any(found)
+
+    def _ended(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
+        path = scope["path"]
+        self._note(path, status, seconds)
+        if path not in OPEN_PATHS and path != "/metrics":
+            said = status or "left"
+            raw = scope["raw_path"].decode("ascii", "replace")
+            _LOG.info("%s %s %s %.3f s", scope["method"], raw, said, seconds)
+
+
+def _names_this_machine(host: str) -> bool:
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    return is_loopback(name.strip("[]").lower())

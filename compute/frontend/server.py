@@ -1,0 +1,110 @@
+"""The HTTP server of a frontend and its link to compute, from start to drained end.
+
+SIGTERM and SIGINT drain: no new connection is taken, what runs may end within `drain_s`; a second
+SIGINT ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Mapping
+
+import uvicorn
+import uvloop
+
+from protocol.errors import ConfigError
+from protocol.sd_notify import notify
+from protocol.wire.sockets import RuntimePaths
+
+from .app import build_app
+from .config import FrontendConfig
+from .http.connection import TimedConnection
+from .service import Frontend
+
+_LOG = logging.getLogger("headrace.frontend")
+MAX_HEADER_BYTES = 64 << 10
+_KEEP_ALIVE_S = 75
+_SPARE_CONNECTIONS = 64  # beyond max_connections, to be told why not
+
+
+def run(config: FrontendConfig, environment: Mapping[str, str]) -> None:
+    """Serve until a signal. Raises ConfigError where it cannot begin."""
+    paths = RuntimePaths.of_compute(config.find_runtime_dir(environment))
+    frontend = Frontend(config, paths)
+    app = build_app(frontend)
+    with contextlib.closing(_listen(config)) as listener:
+        uvloop.run(_serve(frontend, app, listener))
+
+
+def _listen(config: FrontendConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"{config.host} port {config.port}: cannot be bound: {error.strerror or error}"
+        ) from None
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server that says when it is ready, without its own handling of signals."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        notify("READY=1")
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        """Leave the signals to `_serve`."""
+        return contextlib.nullcontext()
+
+
+async def _serve(frontend: Frontend, app: object, listener: socket.socket) -> None:
+    config = frontend.config
+    settings = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        http=TimedConnection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=config.max_connections + _SPARE_CONNECTIONS,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(config.drain_s)),
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+    server = _Server(settings)
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if server.should_exit:
+            server.force_exit = True
+        frontend.is_draining = True
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    link = asyncio.create_task(frontend.link.run())
+    link.add_done_callback(lambda _task: stop())
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    _LOG.info("%s at http://%s:%d", frontend.name, shown, port)
+    if frontend.encoding.missing is not None:
+        _LOG.warning("%s", frontend.encoding.missing)
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        notify("STOPPING=1")
+        link.cancel()
+        frontend.close()
+        await asyncio.gather(link, return_exceptions=True)

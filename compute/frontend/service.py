@@ -1,0 +1,187 @@
+"""The frontend's one object: model, prompts, the link to compute, and what it remembers.
+
+Runs on the event loop; prompts are made on a thread of their own, one at a time, so that a long one
+does not hold up the streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from protocol.errors import HeadraceError
+from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
+from protocol.wire.sockets import RuntimePaths
+
+from .answer import Answer, Moved, Parser, Piece, PlainParser, Usage
+from .apis.sampling import Draw
+from .compute_link import ComputeLink, ComputeLost, Order
+from .config import FrontendConfig
+from .constraints import grammar_of
+from .encoding import Encoding, Prompt, Start
+from .http.errors import ApiError
+from .metrics import Metrics
+from .tokenizer import Tokenizer
+
+MAX_REMEMBERED = 256
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that has been read: the prompt, and how to go on from it."""
+
+    prompt: Prompt
+    grammar: bytes
+    draw: Draw
+    stops: tuple[str, ...]
+    plain: bool = False  # a completion: the output is one text
+
+
+@dataclass(slots=True)
+class Remembered:
+    """A request that compute took, for those who ask why it was slow."""
+
+    id: str
+    path: str
+    began: float = field(default_factory=time.time)
+    usage: Usage | None = None
+    end: str = "running"  # then "stop", "length", "tool_calls", "left", "error"
+
+
+class Frontend:
+    """What every endpoint works with."""
+
+    def __init__(self, config: FrontendConfig, paths: RuntimePaths) -> None:
+        self.config = config
+        self.checkpoint: Checkpoint = open_checkpoint(resolve_model(config.model))
+        self.tokenizer = Tokenizer.load(self.checkpoint.directory)
+        self.encoding = Encoding(self.tokenizer, config.encoding(), template=config.chat_template)
+        self.link = ComputeLink(paths, self.checkpoint.fingerprint)
+        self.metrics = Metrics()
+        self.name = config.served_name or self.checkpoint.directory.name
+        self.fingerprint = "headrace-" + self.checkpoint.fingerprint.hex()[:12]
+        self.started = int(time.time())
+        self.recent: deque[Remembered] = deque(maxlen=MAX_REMEMBERED)
+        self.is_draining = False
+        self._threads = ThreadPoolExecutor(1, "prompts")
+        special = self.tokenizer.special
+        end = self.checkpoint.config.eos_id
+        self.stop_ids = frozenset({end, end if special.end is None else special.end})
+        self._hidden_ids = self.stop_ids | special.present()
+
+    async def off_loop(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Return what a function returns that may take long, run on the prompts' thread."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(function, *arguments))
+
+    async def asked(
+        self,
+        make_prompt: Callable[[], Prompt],
+        draw: Draw,
+        stops: tuple[str, ...],
+        *,
+        plain: bool = False,
+    ) -> Asked:
+        """Make a prompt and check its grammar. Raises RequestError, ApiError."""
+
+        def make() -> tuple[Prompt, bytes]:
+            prompt = make_prompt()
+            return prompt, grammar_of(prompt.constraint)
+
+        prompt, grammar = await self.off_loop(make)
+        self._check_bias(draw)
+        return Asked(prompt, grammar, draw, stops, plain)
+
+    async def begin(self, asked: Asked) -> Answer:
+        """Hand a request to compute and wait until it is queued.
+
+        Raises ApiError, ComputeRefused, ComputeLost.
+        """
+        joined = self.link.joined
+        if joined is None:
+            raise ComputeLost(self.link.why)
+        if self.is_draining:
+            raise ComputeLost("this server is ending")
+        prompt, draw = asked.prompt, asked.draw
+        room = joined.context - len(prompt.ids)
+        if room <= 0:
+            raise ApiError(
+                400,
+                f"the prompt has {len(prompt.ids)} tokens; with at least one new token it does not "
+                f"fit the context of {joined.context}",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        max_tokens = room if draw.max_tokens is None else min(draw.max_tokens, room)
+        settings = draw.settings(max_tokens, self.stop_ids)
+        special = self.tokenizer.special
+        if asked.grammar and prompt.start in (Start.REASONING, Start.REASONING_CONTINUED):
+            assert special.think_end is not None
+            settings["grammar_after"] = special.think_end
+        order = Order(
+            tuple(prompt.ids),
+            settings,
+            asked.grammar,
+            deadline_ms=int(1000 * self.config.request_timeout_s),
+        )
+        generation = self.link.generate(order)
+        try:
+            queued = await generation.queued()
+        except BaseException:
+            generation.cancel()
+            raise
+        return Answer(
+            generation,
+            queued,
+            prompt,
+            self._parser(asked),
+            (special.think, special.think_end),
+            self._hidden_ids,
+        )
+
+    async def followed(
+        self, answer: Answer, number: str, path: str
+    ) -> AsyncGenerator[Moved | Piece, None]:
+        """Yield an answer's steps, and remember and count how it ended."""
+        remembered = Remembered(number, path, usage=answer.usage)
+        self.recent.append(remembered)
+        end = "left"
+        steps = answer.steps()
+        try:
+            async for step in steps:
+                yield step
+            end = "stop" if answer.finished is None else answer.finished.reason
+        except (ApiError, HeadraceError):
+            end = "error"
+            raise
+        finally:
+            await steps.aclose()
+            remembered.end = end
+            self.metrics.ended(end, answer.usage)
+
+    def close(self) -> None:
+        """End the prompts' thread."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _parser(self, asked: Asked) -> Parser:
+        if asked.plain:
+            return PlainParser(self.tokenizer, asked.stops)
+        return self.encoding.parser(asked.prompt, asked.stops)
+
+    def _check_bias(self, draw: Draw) -> None:
+        for token_id, _ in draw.bias:
+            if token_id >= self.checkpoint.config.vocab_size:
+                raise ApiError(400, f"logit_bias: there is no token {token_id}", param="logit_bias")
+
+
+def new_id(prefix: str) -> str:
+    """Return an id that nobody has seen."""
+    return prefix + secrets.token_hex(12)

@@ -158,7 +158,7 @@ def _replayed(trace: RoutingTrace, setting: Setting, name: str) -> Replayed:
         return replay(trace, ArenaTier(n_keys, setting.n_resident, policy, setting.max_experts))
     device = DeviceTier(n_keys, setting.n_device)
     least_share = TIER_RULES[setting.tier_rule]
-    tiered = TieredPolicy(policy, device.tier, setting.n_slots, least_device_share=least_share)
+    tiered = TieredPolicy(policy, device.tier, least_device_share=least_share)
     arena = ArenaTier(n_keys, setting.n_resident, tiered, setting.max_experts)
     return replay(trace, arena, device)
 

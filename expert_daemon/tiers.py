@@ -3,7 +3,7 @@
 Compute writes one advisory byte a key into the arena. A key in the upper half of the device's
 scores will stay there for long, so its copy in the arena is the first to go; without that the
 arena becomes a mirror of a device cache of like size. Beside a small device cache the rule would
-cost more than it saves, so it is off below 0.4 device keys a slot.
+cost more than it saves, so it is off below 0.4 device keys a resident of the arena.
 
 The bytes come from another process without any order, so each call looks once and believes nothing
 else: whatever they say, some resident goes first. Source: DESIGN.md section 2.
@@ -30,26 +30,19 @@ class TieredPolicy:
         self,
         policy: Policy,
         tier: NDArray[np.uint8],
-        n_slots: int,
         *,
         least_device_share: float = LEAST_DEVICE_SHARE,
     ) -> None:
         """Stand before `policy`.
 
         tier                a view of the bytes, one a key
-        n_slots             the arena's; may be set anew
-        least_device_share  device keys a slot from which on the rule holds
+        least_device_share  keys on the device a resident from which on the rule holds
         """
         self.name = policy.name
-        self.n_slots = n_slots
         self._policy = policy
         self._tier = tier.reshape(-1)
         self._least_share = least_device_share
-
-    @property
-    def rule_holds(self) -> bool:
-        """Whether as many keys are on the device as the rule needs."""
-        return bool(np.count_nonzero(self._tier) >= self._least_share * self.n_slots)
+        self._rule_held = False  # when victims were last chosen
 
     def use(self, keys: Keys) -> None:
         """Count one use of each key."""
@@ -61,7 +54,7 @@ class TieredPolicy:
 
     def evict(self, key: int) -> None:
         """`key` leaves; one that the device keeps says nothing about what the others are worth."""
-        if self._tier[key] == UPPER_HALF and self.rule_holds:
+        if self._rule_held and self._tier[key] == UPPER_HALF:
             self._policy.drop(key)
         else:
             self._policy.evict(key)
@@ -72,9 +65,14 @@ class TieredPolicy:
 
     def victims(self, n: int, excluded: Container[int]) -> list[int]:
         """Residents in the device's upper half by their scores, then the policy's own choice."""
-        if not self.rule_holds:
+        n_device = np.count_nonzero(self._tier)
+        self._rule_held = False
+        if not n_device:
             return self._policy.victims(n, excluded)
         keys = self._policy.residents()
+        self._rule_held = bool(n_device >= self._least_share * len(keys))
+        if not self._rule_held:
+            return self._policy.victims(n, excluded)
         upper = keys[self._tier[keys] == UPPER_HALF]
         order = np.lexsort((self._policy.last_uses(upper), self._policy.scores(upper)))
         first: list[int] = []

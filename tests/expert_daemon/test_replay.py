@@ -117,7 +117,7 @@ def test_no_policy_beats_the_optimum(name, trace, n_resident):
 @pytest.mark.parametrize("rule", [0.0, 0.4, math.inf])
 def test_two_tiers_never_beat_the_optimum_of_both_together(rule, trace, n_arena, n_device):
     device = DeviceTier(16, n_device)
-    policy = TieredPolicy(make_policy("lfu-da", 16), device.tier, n_arena, least_device_share=rule)
+    policy = TieredPolicy(make_policy("lfu-da", 16), device.tier, least_device_share=rule)
     arena = ArenaTier(16, n_arena, policy)
     counted = replay(trace, arena, device)
     assert arena.resident.sum() <= n_arena
@@ -174,7 +174,7 @@ def test_the_rule_of_two_tiers_saves_a_quarter_of_the_reads_beside_a_large_devic
         for rule in (0.4, math.inf):
             device = DeviceTier(n_keys, n_device)
             inner = make_policy("lfu-da", n_keys)
-            policy = TieredPolicy(inner, device.tier, n_arena, least_device_share=rule)
+            policy = TieredPolicy(inner, device.tier, least_device_share=rule)
             reads[rule] = replay(trace, ArenaTier(n_keys, n_arena, policy), device).misses[200:]
         assert reads[0.4].sum() < 0.75 * reads[math.inf].sum(), kind
 

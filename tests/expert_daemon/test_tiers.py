@@ -15,7 +15,7 @@ N_KEYS, N_SLOTS = 40, 20
 
 def tiered(name="lfu-da", n_slots=N_SLOTS):
     tier = np.zeros((4, N_KEYS // 4), np.uint8)
-    policy = TieredPolicy(make_policy(name, N_KEYS), tier, n_slots)
+    policy = TieredPolicy(make_policy(name, N_KEYS), tier)
     for key in range(n_slots):
         policy.use(np.array([key]))
         policy.admit(key)
@@ -33,13 +33,20 @@ def test_upper_half_keys_go_first_in_the_order_of_their_scores():
 
 def test_beside_a_small_device_cache_the_scores_alone_decide():
     policy, tier = tiered()
-    tier[:7] = UPPER_HALF
-    assert not policy.rule_holds
+    tier[5:12] = UPPER_HALF  # 7 of 20
     assert policy.victims(2, ()) == [0, 1]
-    tier[39] = ON_DEVICE
-    assert policy.rule_holds
-    tier[:7] = ABSENT
-    assert not policy.rule_holds
+    tier[39] = ON_DEVICE  # 8: the rule holds
+    assert policy.victims(2, ()) == [5, 6]
+    tier[5] = ABSENT
+    assert policy.victims(2, ()) == [0, 1]
+
+
+def test_the_arenas_size_is_what_it_holds_now():
+    policy, tier = tiered()
+    tier[5:12] = UPPER_HALF
+    for key in range(12, 15):  # 17 residents, 0.4 of them are 6.8
+        policy.drop(key)
+    assert policy.victims(2, ()) == [5, 6]
 
 
 def test_lower_half_keys_stay_by_their_scores():
@@ -93,6 +100,6 @@ def test_victims_are_residents_each_once_and_never_excluded(name, tiers, exclude
     assert len(victims) == len(set(victims)) == min(n, len(open_to))
     assert set(victims) <= open_to
     upper = [tiers[key] == UPPER_HALF for key in victims]
-    if policy.rule_holds:
+    if N_KEYS - tiers.count(ABSENT) >= 0.4 * N_SLOTS:
         assert upper == sorted(upper, reverse=True)
         assert sum(upper) == min(n, sum(tiers[key] == UPPER_HALF for key in open_to))

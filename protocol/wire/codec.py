@@ -6,8 +6,10 @@ field; whatever is wrong raises CodecError and nothing else. Pure: no sockets, n
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -16,6 +18,7 @@ from protocol.errors import ProtocolError
 from .fields import ANY, U63, Bounds, Check, Unfit, shown
 from .limits import MAX_EXTRA_FIELDS, MAX_FRAME_BYTES, MAX_LIST, MAX_VALUES
 from .messages import Message
+from .quick import GLANCES, Glance
 from .schema import FIELDS, KINDS, WHOLE
 
 __all__ = ["Bounds", "CodecError", "Envelope", "decode", "encode"]
@@ -36,8 +39,7 @@ class CodecError(ProtocolError):
         self.request = request
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(NamedTuple):
     """A message and whose it is."""
 
     message: Message
@@ -49,13 +51,16 @@ class Envelope:
 class _Plan:
     """How one kind is read: its class, and for each field name, check and default."""
 
+    kind: int
     cls: type[Any]
     names: tuple[str, ...]
     checks: tuple[Check, ...]
     defaults: tuple[Any, ...]  # of the trailing fields that have one
+    glance: Glance | None  # tells most messages of this kind to be right, quickly
+    values: Callable[[Any], tuple[Any, ...]]  # a message's fields
 
 
-def _plan(cls: type[Any]) -> _Plan:
+def _plan(cls: type[Any], kind: int) -> _Plan:
     names = tuple(field.name for field in fields(cls))
     defaults: list[Any] = []
     for field in fields(cls):
@@ -64,22 +69,36 @@ def _plan(cls: type[Any]) -> _Plan:
         elif field.default_factory is not MISSING:
             defaults.append(field.default_factory())
     assert len(names) == len(FIELDS[cls]), cls
-    return _Plan(cls, names, FIELDS[cls], tuple(defaults))
+    return _Plan(
+        kind, cls, names, FIELDS[cls], tuple(defaults), GLANCES.get(cls), _values_of(names)
+    )
 
 
-_PLANS = {kind: _plan(cls) for cls, kind in KINDS.items()}
+def _values_of(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda message: tuple(getattr(message, name) for name in names)
+
+
+_PLANS = {kind: _plan(cls, kind) for cls, kind in KINDS.items()}
+_PLAN_OF = {plan.cls: plan for plan in _PLANS.values()}
 
 
 def encode(message: Message, session: int = 0, generation: int = 0) -> bytes:
     """The frame of a message; raises CodecError where a field is not as it must be."""
-    kind = KINDS.get(type(message))
-    if kind is None:
+    plan = _PLAN_OF.get(type(message))
+    if plan is None:
         raise CodecError("kind", f"{type(message).__name__} is no message")
-    plan = _PLANS[kind]
-    values = [getattr(message, name) for name in plan.names]
-    array = [kind, _envelope(session, "session"), _envelope(generation, "generation")]
-    array += _checked(plan, values, ANY)
+    values = plan.values(message)
+    array = (plan.kind, _envelope(session, "session"), _envelope(generation, "generation"))
+    if plan.glance is not None and plan.glance(values, ANY):
+        return _packed(plan, array + values)
+    array += tuple(_checked(plan, values, ANY))
     _check_whole(message, ANY)
+    return _packed(plan, array)
+
+
+def _packed(plan: _Plan, array: tuple[Any, ...]) -> bytes:
     try:
         frame: bytes = msgpack.packb(array)
     except (ValueError, TypeError, OverflowError) as error:
@@ -105,6 +124,11 @@ def decode(frame: bytes | memoryview, bounds: Bounds | None = None) -> Envelope:
     plan = _PLANS.get(kind) if type(kind) is int else None
     if plan is None:
         raise CodecError("kind", f"kind {shown(kind)} is not known")
+    if plan.glance is not None and len(values) == len(plan.names):
+        is_ours = type(session) is type(generation) is int and 0 <= session <= U63
+        if is_ours and 0 <= generation <= U63 and plan.glance(values, bounds or ANY):
+            final = [tuple(value) if type(value) is list else value for value in values]
+            return Envelope(plan.cls(*final), session, generation)
     try:
         message = plan.cls(*_checked(plan, _filled(plan, values), bounds or ANY))
         _check_whole(message, bounds or ANY)
@@ -158,7 +182,7 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
-def _checked(plan: _Plan, values: list[Any], bounds: Bounds) -> list[Any]:
+def _checked(plan: _Plan, values: Sequence[Any], bounds: Bounds) -> list[Any]:
     place = 0
     checked = []
     try:

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from protocol.errors import ProtocolError
 from protocol.wire import messages as m
 from protocol.wire.codec import Bounds, CodecError, Envelope, decode, encode
+from protocol.wire.fields import ANY
 from protocol.wire.limits import MAX_FRAME_BYTES
-from protocol.wire.schema import FIELDS, KINDS
+from protocol.wire.quick import GLANCES
+from protocol.wire.schema import FIELDS, KINDS, WHOLE
 from tests.support.frames import BOUNDS, MESSAGES, bad_frames, sample_messages
 
 
@@ -273,3 +275,39 @@ def test_a_full_table_of_the_real_model_fits_in_a_frame() -> None:
         scores=bytes(4 * n_slots),
     )
     assert decode(encode(welcome)).message == welcome
+
+
+@pytest.mark.parametrize("cls", list(GLANCES), ids=lambda cls: cls.__name__)
+def test_a_glance_lets_nothing_pass_that_the_checks_refuse_or_change(cls: type) -> None:
+    odd = st.one_of(
+        st.integers(-2, 12),
+        st.sampled_from([True, False, None, 2**31, 2**63 - 1, 2**63, -1.0, 0.5, 1e300, "a"]),
+        st.sampled_from([float("nan"), float("inf"), b"", b"abc", b"abcd", b"abcd" * 40]),
+        st.lists(st.one_of(st.integers(-2, 40), st.booleans(), st.floats()), max_size=8),
+        st.lists(st.integers(0, 30), unique=True, max_size=70).map(sorted),
+        st.lists(st.integers(0, 30), unique=True, max_size=9),
+    )
+    passed = []
+
+    @settings(max_examples=200, deadline=None)
+    @given(data=st.data(), message=MESSAGES[cls])
+    def check(data: st.DataObject, message: Any) -> None:
+        values = [getattr(message, field.name) for field in fields(cls)]
+        values = [list(value) if type(value) is tuple else value for value in values]
+        for place in data.draw(st.sets(st.integers(0, len(values) - 1), max_size=2)):
+            values[place] = data.draw(odd)
+        bounds = data.draw(st.sampled_from([BOUNDS, ANY]))
+        if GLANCES[cls](values, bounds):
+            passed.append(1)
+            checked = [
+                check(value, bounds) for check, value in zip(FIELDS[cls], values, strict=True)
+            ]
+            assert checked == [tuple(v) if type(v) is list else v for v in values]
+            assert [type(v) for v in checked if type(v) is not tuple] == [
+                type(v) for v in values if type(v) is not list
+            ]
+            if cls in WHOLE:
+                WHOLE[cls](cls(*checked), bounds)
+
+    check()
+    assert passed

@@ -8,11 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.formats import fp8
+from kernels.formats import FORMATS, fp8
 from kernels.reference.engram_gate import engram_gate
 from kernels.reference.linear import linear
 from protocol.errors import ShardError
 from protocol.files.model_config import ModelConfig
+from protocol.files.slice_map import ROW_E4M3
 
 from .precision import Numerics
 from .step import Step
@@ -43,10 +44,14 @@ class Engram:
         return engram_gate(streams, keys, kv[:, n_keys:], self.weights.weight, config.norm_eps)
 
     def _rows(self, step: Step) -> Tensor:
-        """Return the rows [T * columns, k] f32; they are exact in bf16."""
-        data = step.rows.take(step.engram_handles[self.table])
-        dim = self.config.engram_head_dim
+        """Return the rows [T * columns, k] in the activation dtype; E4M3 rows are exact in it."""
+        w, dim = self.weights, self.config.engram_head_dim
+        data = step.rows.take(step.engram_handles[self.table])[:, : w.row_bytes]
         try:
-            return fp8.dequantise_rows(data[:, :dim], data[:, dim:])
+            if w.row_format == ROW_E4M3:
+                rows = fp8.dequantise_rows(data[:, :dim], data[:, dim:])
+            else:
+                rows = FORMATS[w.row_format].dequantise(data)
+            return rows.to(self.numerics.activation)
         except ValueError as error:
             raise ShardError(f"layer {self.layer} Engram table: {error}") from None

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
 from protocol.files.config_rules import engram_column_rows
+from protocol.files.engram_multipliers import engram_multipliers
 from protocol.files.model_config import ModelConfig
 
 DEAD = -1  # before the sequence: no compressed id
-_SEED = 10007
 
 
 class EngramHash:
@@ -28,7 +28,7 @@ class EngramHash:
         self.token_map = token_map
         self.history = config.engram_max_ngram - 1
         self._pad = int(token_map[config.engram_pad_id])
-        self._multipliers = [multipliers(config, layer) for layer in config.engram_layers]
+        self._multipliers = [np.array(row, np.int64) for row in engram_multipliers(config)]
         self._primes = [np.array(primes, np.int64) for primes in engram_column_rows(config)]
         self._offsets = [np.concatenate([[0], np.cumsum(p)[:-1]]) for p in self._primes]
         self._n_heads = config.engram_n_heads
@@ -58,12 +58,3 @@ class EngramHash:
                 rows[:, columns] = mixed[:, None] % primes[columns]
         rows += self._offsets[table]
         return rows
-
-
-def multipliers(config: ModelConfig, layer: int) -> NDArray[np.int64]:
-    """Return the odd multipliers of the table before `layer`, one for each look-back."""
-    bound = max(1, ((2**63 - 1) // config.engram_compressed_vocab) // 2)
-    draws = np.random.default_rng(_SEED * layer).integers(
-        0, bound, size=config.engram_max_ngram, dtype=np.int64
-    )
-    return 2 * draws + 1

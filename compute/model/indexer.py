@@ -63,10 +63,11 @@ class Indexer:
             if scores is not None:
                 step.candidates = candidate_blocks(scores, visible, config)
         if scores is None or n_rows <= config.index_top_k:
-            return select_all(visible, step.most_visible(self.ratio))
+            return select_all(step.cuts, visible, step.most_visible(self.ratio))
         if self.uses_candidates and step.candidates is not None:
             scores = mask_scores(scores, step.candidates, config)
-        return select_listed(select_rows(scores, visible, config.index_top_k), n_rows)
+        chosen = select_rows(scores, visible, config.index_top_k)
+        return select_listed(step.cuts, chosen, n_rows)
 
     def _scores(self, step: Step, x: Tensor, qr: Tensor, turns: Tensor, n_rows: int) -> Tensor:
         """Return the scores [T, n_rows] f32 of all closed groups, visible or not."""

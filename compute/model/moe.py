@@ -10,17 +10,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.formats import fp4
+from kernels.formats import FORMATS, fp4
 from kernels.reference.linear import linear
 from kernels.reference.route_select import route_select
 from kernels.reference.swiglu import swiglu
 from protocol.errors import ShardError
 from protocol.files.model_config import ModelConfig
+from protocol.files.slice_map import FP4
 
 from .precision import Numerics
 from .sources import ExpertMatrices
 from .step import Step
 from .weights import MoeWeights
+
+
+def dequantised(name: str, packed: Tensor, scales: Tensor) -> Tensor:
+    """Return a matrix [out, in] f32 of its bytes [out, n] u8, in the format that a layout names.
+
+    scales  of "FP4" [out, in / 32] u8; a block format has them among its values
+    """
+    return fp4.dequantise(packed, scales) if name == FP4 else FORMATS[name].dequantise(packed)
 
 
 class Plan:
@@ -75,9 +84,14 @@ class Moe:
 
     def _dequantise(self, expert: int, m: ExpertMatrices) -> tuple[Tensor, Tensor]:
         """Return gate over up [2 * width, H] and down [H, width], f32."""
+        gate, up, down = self.weights.formats
         try:
-            packed, scales = torch.cat([m.gate, m.up]), torch.cat([m.gate_scale, m.up_scale])
-            return fp4.dequantise(packed, scales), fp4.dequantise(m.down, m.down_scale)
+            below = dequantised(down, m.down, m.down_scale)
+            if gate == up:
+                packed, scales = torch.cat([m.gate, m.up]), torch.cat([m.gate_scale, m.up_scale])
+                return dequantised(gate, packed, scales), below
+            above = dequantised(gate, m.gate, m.gate_scale), dequantised(up, m.up, m.up_scale)
+            return torch.cat(above), below
         except ValueError as error:
             raise ShardError(f"layer {self.layer} expert {expert}: {error}") from None
 

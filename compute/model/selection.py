@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-QUERY_TILE = 512
+_MOST_QUERIES = 512
+_LEAST_QUERIES = 16
+_MOST_SCORES = 1 << 26  # of all heads of a tile at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +46,16 @@ class Selection:
         return rows.masked_fill(rows >= visible.unsqueeze(1), -1)
 
 
-def tiles_of(n_tokens: int) -> list[tuple[int, int]]:
-    """Cut a chunk into tiles [first, end)."""
-    return [(t, min(t + QUERY_TILE, n_tokens)) for t in range(0, n_tokens, QUERY_TILE)]
+def cut_tiles(n_tokens: int, scores_per_query: int) -> list[tuple[int, int]]:
+    """Cut a chunk into tiles [first, end) whose scores fit into memory."""
+    size = max(_LEAST_QUERIES, min(_MOST_QUERIES, _MOST_SCORES // scores_per_query))
+    return [(t, min(t + size, n_tokens)) for t in range(0, n_tokens, size)]
 
 
-def select_all(visible: Tensor, most_visible: list[int]) -> Selection:
+def select_all(cuts: list[tuple[int, int]], visible: Tensor, most_visible: list[int]) -> Selection:
     """Select every visible row; `most_visible` is the last query's number for each tile."""
     tiles = []
-    for (first, end), n_rows in zip(tiles_of(len(visible)), most_visible, strict=True):
+    for (first, end), n_rows in zip(cuts, most_visible, strict=True):
         mask = None
         if end - first > 1:
             rows = torch.arange(n_rows, device=visible.device)
@@ -61,14 +64,14 @@ def select_all(visible: Tensor, most_visible: list[int]) -> Selection:
     return Selection(tuple(tiles), None)
 
 
-def select_listed(indices: Tensor, n_rows: int) -> Selection:
+def select_listed(cuts: list[tuple[int, int]], indices: Tensor, n_rows: int) -> Selection:
     """Select the listed rows: indices [T, k] int64, ascending, -1 at the end, below n_rows."""
     n_tokens = len(indices)
     if n_tokens == 1:
         own = indices[0]
         return Selection((TileRows(own[own >= 0], None),), indices)
     tiles = []
-    for first, end in tiles_of(n_tokens):
+    for first, end in cuts:
         tile = indices[first:end]
         seen = torch.zeros(end - first, n_rows + 1, dtype=torch.bool, device=indices.device)
         seen.scatter_(1, tile.masked_fill(tile < 0, n_rows), True)

@@ -17,7 +17,8 @@ from torch import Tensor
 class ExpertMatrices(NamedTuple):
     """One expert's bytes, all u8: packed fp4 [out, in / 2] and its E8M0 scales [out, in / 32].
 
-    gate and up are [expert_width, hidden_size], down is [hidden_size, expert_width].
+    gate and up are [expert_width, hidden_size], down is [hidden_size, expert_width]. In a block
+    format a matrix is [out, bytes of its blocks] and its scales are [0, 0].
     """
 
     gate: Tensor
@@ -48,8 +49,10 @@ class RowSource(Protocol):
         ...
 
     def take(self, handle: int) -> Tensor:
-        """Return the rows asked for, in that order: [n, engram_row_bytes] u8.
+        """Return the rows asked for, in that order: [n, bytes] u8.
 
-        Each row is its E4M3 values, then its E8M0 scales. A handle is taken once.
+        Each row begins with its stored bytes: E4M3 values, then E8M0 scales, or the blocks of
+        another format. It may be longer: rows of all tables are of one length. A handle is taken
+        once.
         """
         ...

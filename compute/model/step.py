@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .record import Record
-from .selection import Selection, tiles_of
+from .selection import Selection, cut_tiles
 from .sequence import Sequence
 from .sources import ExpertSource, RowSource
 
@@ -51,6 +51,9 @@ class Step:
         # Set by index sources, used by the layers after them within this step.
         self.selection: Selection | None = None
         self.candidates: Tensor | None = None  # [T, blocks] bool, None = every block
+        # Heads of the attention, or of the indexer, times the rows that a query may see.
+        n_heads = max(config.n_heads, config.index_n_heads)
+        self.cuts = cut_tiles(n_tokens, n_heads * (config.sliding_window + self.end))
         self._set_window(config.sliding_window)
 
     def _set_window(self, window: int) -> None:
@@ -62,7 +65,7 @@ class Step:
         self.kept_from = kept - self.first  # earlier rows of the chunk never reach the ring
         self.kept_slots = torch.arange(kept, self.end, device=self.device) % window
         self.tiles = []
-        for first, end in tiles_of(self.n_tokens):
+        for first, end in self.cuts:
             low = max(0, n_older + first - window + 1)
             rows = slice(low, n_older + end)
             mask = None

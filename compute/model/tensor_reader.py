@@ -1,14 +1,16 @@
-"""Dense tensors of a checkpoint, read by their byte ranges.
+"""Dense tensors of a checkpoint, read by their byte ranges and dequantised piece by piece.
 
 Owns the shards' descriptors while weights are loaded. Invariants: only the ranges of the tensors
-asked for are read, never a byte of a routed expert or an Engram table (they lie in the same files),
-and after `close` no descriptor is left.
+asked for are read, never a byte of a routed expert or an Engram table (they lie in the same files);
+beside the result itself memory holds one piece of a tensor, stored and dequantised, never a whole
+one twice; after `close` no descriptor is left.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,14 +18,19 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from kernels.formats import fp8
+from kernels.formats import FORMATS, fp8
 from protocol.errors import ShardError
 from protocol.files.safetensors_index import TensorEntry
 
+# Values of one piece, a multiple of 32 rows at least: block formats need about ten times their f32.
+PIECE_VALUES_CPU = 1 << 22
+PIECE_VALUES_GPU = 1 << 25
+_FP8 = "F8_E4M3"
 _DTYPES = {
     "BF16": torch.bfloat16,
+    "F16": torch.float16,
     "F32": torch.float32,
-    "F8_E4M3": torch.uint8,
+    _FP8: torch.uint8,
     "F8_E8M0": torch.uint8,
 }
 
@@ -34,6 +41,7 @@ class TensorReader:
     def __init__(self, tensors: Mapping[str, TensorEntry], device: torch.device) -> None:
         self._tensors = tensors
         self._device = device
+        self._piece_values = PIECE_VALUES_CPU if device.type == "cpu" else PIECE_VALUES_GPU
         self._descriptors: dict[Path, int] = {}
 
     def __enter__(self) -> Self:
@@ -53,41 +61,79 @@ class TensorReader:
             os.close(self._descriptors.popitem()[1])
 
     def stored(self, name: str) -> Tensor:
-        """Return a tensor as it is in the file; fp8 codes and scales as u8."""
+        """Return a tensor as it is in the file; fp8 codes and scales as u8.
+
+        Raises ShardError on a block format, which has no dtype.
+        """
         entry = self._tensors[name]
-        data = self._read(entry)
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
             raise ShardError(f"{entry.shard.path}: {name} is {entry.dtype}, no dense weight")
+        data = self._read(entry, 0, entry.n_bytes)
         return torch.frombuffer(data, dtype=dtype).view(entry.shape).to(self._device)
 
-    def f32(self, name: str) -> Tensor:
-        """Return a bf16 or f32 tensor as f32."""
-        return self.stored(name).float()
+    def embedding(self, name: str) -> Tensor:
+        """Return a matrix [n, k] in bf16 where it is stored so, else in f32."""
+        return self.stored(name) if self._tensors[name].dtype == "BF16" else self.f32(name)
 
-    def fp8(self, name: str) -> Tensor:
-        """Return the matrix `name`.weight with its scales applied, f32."""
-        codes, scales = self.stored(f"{name}.weight"), self.stored(f"{name}.scale")
-        try:
-            return fp8.dequantise_tiles(codes, scales)
-        except ValueError as error:
-            path = self._tensors[f"{name}.scale"].shard.path
-            raise ShardError(f"{path}: {name}: {error}") from None
+    def f32(self, *names: str) -> Tensor:
+        """Return the rows of these tensors one after the other, scales applied, f32.
 
-    def _read(self, entry: TensorEntry) -> bytearray:
+        An fp8 matrix `X.weight` has its scales in `X.scale`, a block format among its values.
+        """
+        entries = [self._tensors[name] for name in names]
+        n_rows = sum(entry.shape[0] for entry in entries)
+        out = torch.empty((n_rows, *entries[0].shape[1:]), dtype=torch.float32, device=self._device)
+        row = 0
+        for entry in entries:
+            try:
+                self._fill(out[row : row + entry.shape[0]], entry)
+            except ValueError as error:
+                raise ShardError(f"{entry.shard.path}: {entry.name}: {error}") from None
+            row += entry.shape[0]
+        return out
+
+    def _fill(self, out: Tensor, entry: TensorEntry) -> None:
+        """Dequantise one tensor into `out`, which has its shape; ValueError on bad bytes."""
+        if entry.dtype == _FP8:
+            scales = self.stored(entry.name.removesuffix(".weight") + ".scale")
+            for first, last, data in self._pieces(entry):
+                tiles = scales[first // fp8.TILE : -(-last // fp8.TILE)]
+                out[first:last] = fp8.dequantise_tiles(data, tiles)
+            return
+        block = FORMATS.get(entry.dtype)
+        if block is None:
+            raise ShardError(f"{entry.shard.path}: {entry.name} is {entry.dtype}, no dense weight")
+        for first, last, data in self._pieces(entry):
+            out[first:last] = block.dequantise(data).view(out[first:last].shape)
+
+    def _pieces(self, entry: TensorEntry) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield (first row, last row, the rows' bytes [n, row bytes] u8 on the device)."""
+        n_rows = entry.shape[0]
+        row_bytes = entry.n_bytes // n_rows
+        row_values = max(1, math.prod(entry.shape[1:]))
+        step = max(1, self._piece_values // row_values // fp8.TILE) * fp8.TILE
+        for first in range(0, n_rows, step):
+            last = min(first + step, n_rows)
+            data = self._read(entry, first * row_bytes, (last - first) * row_bytes)
+            piece = torch.frombuffer(data, dtype=torch.uint8).view(last - first, row_bytes)
+            yield first, last, piece.to(self._device)
+
+    def _read(self, entry: TensorEntry, start: int, n_bytes: int) -> bytearray:
         descriptor = self._descriptor(entry.shard.path)
-        data = bytearray(entry.n_bytes)
+        data = bytearray(n_bytes)
         view = memoryview(data)
         done = 0
-        while done < entry.n_bytes:
+        while done < n_bytes:
+            offset = entry.offset + start + done
             try:
-                n = os.preadv(descriptor, [view[done:]], entry.offset + done)
+                n = os.preadv(descriptor, [view[done:]], offset)
             except OSError as error:
                 raise ShardError(f"{entry.shard.path}: {entry.name}: {error.strerror}") from None
             if n == 0:
                 raise ShardError(
                     f"{entry.shard.path}: {entry.name} ends at {entry.offset + entry.n_bytes}, "
-                    f"the file at {entry.offset + done}"
+                    f"the file at {offset}"
                 )
             done += n
         return data

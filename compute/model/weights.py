@@ -1,6 +1,7 @@
 """The dense weights of a model, by module, as the forward pass uses them.
 
-Everything that an operator multiplies is f32, dequantised once at load; the embedding stays bf16.
+Everything that an operator multiplies is f32, dequantised once at load, whatever its format; the
+embedding stays bf16 where it is stored so.
 Matrices that read the same input are stacked, so that one product serves them.
 Invariants: nothing here comes from a routed expert or an Engram table; no file is open afterwards.
 Source of names and roles: model specification, section 6.
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from protocol.files.checkpoint import Checkpoint
 from protocol.files.model_config import ModelConfig
+from protocol.files.slice_map import EngramTable
 
 from .tensor_reader import TensorReader
 
@@ -56,8 +58,9 @@ class AttentionWeights:
 
 @dataclass(frozen=True, slots=True)
 class MoeWeights:
-    """Router and shared expert of one layer."""
+    """Router and shared expert of one layer, and how its routed experts are stored."""
 
+    formats: tuple[str, str, str]  # of gate, up and down: "FP4", or a block format's name
     router: Tensor  # [E, H]
     bias: Tensor  # [E]
     shared_gate_up: Tensor  # [2 * width, H]: w1, w3
@@ -66,8 +69,10 @@ class MoeWeights:
 
 @dataclass(frozen=True, slots=True)
 class EngramWeights:
-    """What turns Engram rows into keys and a value."""
+    """What turns Engram rows into keys and a value, and how a row is stored."""
 
+    row_format: str  # "E4M3" with its scales behind it, or a block format's name
+    row_bytes: int  # of the table; a row of the ring may be longer
     kv: Tensor  # [(S + 1) * H, columns * k]
     weight: Tensor  # [S, H], query weight * key weight
 
@@ -89,7 +94,7 @@ class LayerWeights:
 class ModelWeights:
     """The whole model but for routed experts and Engram tables."""
 
-    embed: Tensor  # [vocab, H] bf16
+    embed: Tensor  # [vocab, H] bf16 or f32
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: Tensor  # [vocab, H]
@@ -100,23 +105,26 @@ def load_weights(checkpoint: Checkpoint, device: torch.device) -> ModelWeights:
     config = checkpoint.config
     with TensorReader(checkpoint.tensors, device) as reader:
         return ModelWeights(
-            embed=reader.stored("embed.weight"),
-            layers=tuple(_layer(reader, config, layer) for layer in range(config.n_layers)),
+            embed=reader.embedding("embed.weight"),
+            layers=tuple(_layer(reader, checkpoint, layer) for layer in range(config.n_layers)),
             norm=reader.f32("norm.weight"),
             head=reader.f32("head.weight"),
         )
 
 
-def _layer(reader: TensorReader, config: ModelConfig, layer: int) -> LayerWeights:
-    name = f"layers.{layer}"
+def _layer(reader: TensorReader, checkpoint: Checkpoint, layer: int) -> LayerWeights:
+    config, name = checkpoint.config, f"layers.{layer}"
+    formats = checkpoint.slice_map.layouts[layer].formats
+    number = config.engram_table(layer)
+    table = None if number is None else checkpoint.engram_tables[number]
     return LayerWeights(
         attention_mix=_highway(reader, config, f"{name}.hc_attn"),
         attention_norm=reader.f32(f"{name}.attn_norm.weight"),
         attention=_attention(reader, config, layer),
         ffn_mix=_highway(reader, config, f"{name}.hc_ffn"),
         ffn_norm=reader.f32(f"{name}.ffn_norm.weight"),
-        moe=_moe(reader, f"{name}.ffn"),
-        engram=_engram(reader, f"{name}.engram") if layer in config.engram_layers else None,
+        moe=_moe(reader, f"{name}.ffn", formats),
+        engram=None if table is None else _engram(reader, f"{name}.engram", table),
     )
 
 
@@ -132,14 +140,14 @@ def _attention(reader: TensorReader, config: ModelConfig, layer: int) -> Attenti
     index_source = layer in config.index_source_layers
     index = f"{name}.indexer"
     return AttentionWeights(
-        qa_kv=torch.cat([reader.fp8(f"{name}.wq_a"), reader.fp8(f"{name}.wkv")]),
+        qa_kv=reader.f32(f"{name}.wq_a.weight", f"{name}.wkv.weight"),
         q_norm=reader.f32(f"{name}.q_norm.weight"),
         kv_norm=reader.f32(f"{name}.kv_norm.weight"),
-        q_b=reader.fp8(f"{name}.wq_b"),
+        q_b=reader.f32(f"{name}.wq_b.weight"),
         sink=reader.f32(f"{name}.attn_sink"),
-        o_a=reader.fp8(f"{name}.wo_a").view(config.o_groups, config.o_lora_rank, -1),
-        o_b=reader.fp8(f"{name}.wo_b"),
-        index_q=reader.fp8(f"{index}.wq_b") if index_source else None,
+        o_a=reader.f32(f"{name}.wo_a.weight").view(config.o_groups, config.o_lora_rank, -1),
+        o_b=reader.f32(f"{name}.wo_b.weight"),
+        index_q=reader.f32(f"{index}.wq_b.weight") if index_source else None,
         index_heads=reader.f32(f"{index}.weights_proj.weight") if index_source else None,
         compressor=_compressor(reader, config, layer),
     )
@@ -152,23 +160,28 @@ def _compressor(reader: TensorReader, config: ModelConfig, layer: int) -> Compre
     index = f"layers.{layer}.attn.indexer"
     parts = ["wkv", "wgate"] if config.ratio(layer) > 1 else ["wkv"]
     return CompressorWeights(
-        kv_gate=torch.cat([reader.f32(f"{name}.{part}.weight") for part in parts]),
+        kv_gate=reader.f32(*(f"{name}.{part}.weight" for part in parts)),
         norm=reader.f32(f"{name}.norm.weight"),
         key=reader.f32(f"{index}.wk.weight"),
         key_norm=reader.f32(f"{index}.k_norm.weight"),
     )
 
 
-def _moe(reader: TensorReader, name: str) -> MoeWeights:
+def _moe(reader: TensorReader, name: str, formats: tuple[str, str, str]) -> MoeWeights:
     shared = f"{name}.shared_experts"
     return MoeWeights(
+        formats=formats,
         router=reader.f32(f"{name}.gate.weight"),
         bias=reader.f32(f"{name}.gate.bias"),
-        shared_gate_up=torch.cat([reader.fp8(f"{shared}.w1"), reader.fp8(f"{shared}.w3")]),
-        shared_down=reader.fp8(f"{shared}.w2"),
+        shared_gate_up=reader.f32(f"{shared}.w1.weight", f"{shared}.w3.weight"),
+        shared_down=reader.f32(f"{shared}.w2.weight"),
     )
 
 
-def _engram(reader: TensorReader, name: str) -> EngramWeights:
-    weight = reader.f32(f"{name}.q_weight") * reader.f32(f"{name}.k_weight")
-    return EngramWeights(kv=reader.fp8(f"{name}.wkv"), weight=weight)
+def _engram(reader: TensorReader, name: str, table: EngramTable) -> EngramWeights:
+    return EngramWeights(
+        row_format=table.format,
+        row_bytes=table.row_bytes,
+        kv=reader.f32(f"{name}.wkv.weight"),
+        weight=reader.f32(f"{name}.q_weight") * reader.f32(f"{name}.k_weight"),
+    )

@@ -2,8 +2,9 @@
 
 What runs here is the daemon's own policy, asked as the slot cache asks it: a layer with an absent
 expert opens a window with all its picks that are not on the device, which counts them, takes
-victims outside of them and admits what was read; a step's other picks are counted at its end. Reads
-end at once, and readers lease nothing. Pure.
+victims outside of them and admits what was read; a step's other picks are counted at its end. A
+chunk's experts stream through as guests, in at most a quarter of the slots. Reads end at once, and
+readers lease nothing. Pure.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .counters import CacheCounters
 from .device_tier import DeviceTier
+from .placement import GUEST_SHARE
 from .policy import Policy
 from .ranking import Keys
+from .residents import Origin, Residents
 from .routing_trace import RoutingTrace
 
 
@@ -40,27 +44,52 @@ class ArenaTier:
     def __init__(self, n_keys: int, n_resident: int, policy: Policy, max_experts: int = 0) -> None:
         """`max_experts`: the most of one window, at most `n_resident`; 0: as many as fit."""
         self.resident = np.zeros(n_keys, np.bool_)
-        self.policy = policy
+        self.residents = Residents(policy, CacheCounters())
         self.max_experts = min(max_experts or n_resident, n_resident)
+        self.max_guests = max(1, n_resident // GUEST_SHARE)
         self._n_free = n_resident
 
     def window(self, keys: Keys) -> int:
         """Bring one layer's keys in, at most `max_experts`; return how many were read."""
-        policy, resident = self.policy, self.resident
-        policy.use(keys)
-        absent: list[int] = keys[~resident[keys]].tolist()
+        residents = self.residents
+        residents.use(keys)
+        absent: list[int] = keys[~self.resident[keys]].tolist()
         n_over = len(absent) - self._n_free
         if n_over > 0:
-            victims = policy.victims(n_over, frozenset(keys.tolist()))
-            for key in victims:
-                policy.evict(key)
-            resident[victims] = False
-            self._n_free += len(victims)
-        for key in absent:
-            policy.admit(key)
-        resident[absent] = True
-        self._n_free -= len(absent)
+            self._evict(residents.victims(n_over, frozenset(keys.tolist())))
+        self._admit(absent)
         return len(absent)
+
+    def stream(self, keys: Keys) -> int:
+        """Let a chunk's keys of one layer through, at most `max_guests`; return how many were read.
+
+        Guests of before leave first, the last come first, then as many others as guests may take.
+        """
+        residents = self.residents
+        residents.use(keys, as_stream=True)
+        absent: list[int] = keys[~self.resident[keys]].tolist()
+        n_over = len(absent) - self._n_free
+        if n_over > 0:
+            kept = frozenset(keys.tolist())
+            leaving = residents.last_guests(n_over, kept)
+            leaving += residents.victims(n_over - len(leaving), kept.union(leaving))
+            self._evict(leaving)
+        for key in absent:
+            residents.expect(key, Origin.STREAM)
+        self._admit(absent)
+        return len(absent)
+
+    def _evict(self, victims: list[int]) -> None:
+        for key in victims:
+            self.residents.evict(key)
+        self.resident[victims] = False
+        self._n_free += len(victims)
+
+    def _admit(self, keys: list[int]) -> None:
+        for key in keys:
+            self.residents.admit(key)
+        self.resident[keys] = True
+        self._n_free -= len(keys)
 
 
 def replay(trace: RoutingTrace, arena: ArenaTier, device: DeviceTier | None = None) -> Replayed:
@@ -68,32 +97,36 @@ def replay(trace: RoutingTrace, arena: ArenaTier, device: DeviceTier | None = No
     n_experts = trace.shape.n_experts
     counted = Replayed.blank(len(trace))
     for number, keys in enumerate(trace.steps()):
+        is_token = bool(trace.is_token[number])
+        enter, most = (
+            (arena.window, arena.max_experts) if is_token else (arena.stream, arena.max_guests)
+        )
         wanted = keys if device is None else keys[~device.resident[keys]]
         counted.arena_picks[number] = len(wanted)
-        in_windows: list[Keys] = []
-        for layer_keys in _windows(arena, wanted, n_experts):
-            counted.misses[number] += arena.window(layer_keys)
+        entered: list[Keys] = []
+        for layer_keys in _groups(arena.resident, wanted, n_experts, most):
+            counted.misses[number] += enter(layer_keys)
             counted.bursts[number] += 1
-            in_windows.append(layer_keys)
-        arena.policy.use(_without(keys, in_windows))
+            entered.append(layer_keys)
+        arena.residents.use(_without(keys, entered), as_stream=not is_token)
         if device is not None:
             device.end_step(keys, wanted[arena.resident[wanted]])
     return counted
 
 
-def _windows(arena: ArenaTier, keys: Keys, n_experts: int) -> Iterator[Keys]:
-    """Yield the groups of keys, of one layer each, in which one is absent when their turn comes."""
+def _groups(resident: NDArray[np.bool_], keys: Keys, n_experts: int, most: int) -> Iterator[Keys]:
+    """Yield groups of at most `most` keys of one layer in which one is absent when they come."""
     place = 0
     while place < len(keys):
-        absent = np.flatnonzero(~arena.resident[keys[place:]])
+        absent = np.flatnonzero(~resident[keys[place:]])
         if not len(absent):
             return
         first = place + int(absent[0])
         layer = int(keys[first]) // n_experts
         begin, end = np.searchsorted(keys, (layer * n_experts, (layer + 1) * n_experts)).tolist()
-        for group in range(max(begin, place), end, arena.max_experts):
-            layer_keys = keys[group : min(group + arena.max_experts, end)]
-            if not arena.resident[layer_keys].all():
+        for group in range(max(begin, place), end, most):
+            layer_keys = keys[group : min(group + most, end)]
+            if not resident[layer_keys].all():
                 yield layer_keys
         place = end
 

@@ -70,17 +70,18 @@ class PlainLru:
 
 
 @st.composite
-def traces(draw):
+def traces(draw, chunks=True):
     steps = draw(st.lists(st.sets(st.integers(0, 15), max_size=8), max_size=20))
     keys = [sorted(step) for step in steps]
     starts = np.cumsum([0, *map(len, keys)])
     flat = np.array([key for step in keys for key in step], np.int64)
     shape = TraceShape(4, 4, 1, expert_bytes=1, slot_bytes=1)
-    return RoutingTrace(shape, flat, starts, np.zeros(len(keys), np.bool_))
+    is_token = draw(st.lists(st.booleans(), min_size=len(keys), max_size=len(keys)))
+    return RoutingTrace(shape, flat, starts, np.array(is_token if chunks else [True] * len(keys)))
 
 
 @settings(max_examples=150, deadline=None)
-@given(trace=traces(), n_resident=st.integers(4, 16), max_experts=st.integers(1, 5))
+@given(trace=traces(chunks=False), n_resident=st.integers(4, 16), max_experts=st.integers(1, 5))
 def test_lru_misses_what_a_plain_model_misses(trace, n_resident, max_experts):
     model = PlainLru(n_resident)
     expected = []
@@ -122,7 +123,7 @@ def test_two_tiers_never_beat_the_optimum_of_both_together(rule, trace, n_arena,
     counted = replay(trace, arena, device)
     assert arena.resident.sum() <= n_arena
     assert device.resident.sum() <= n_device
-    assert policy.residents().tolist() == np.flatnonzero(arena.resident).tolist()
+    assert arena.residents.residents().tolist() == np.flatnonzero(arena.resident).tolist()
     assert optimum(trace, n_arena + n_device).misses.sum() <= counted.misses.sum()
     assert (counted.misses <= counted.arena_picks).all()
 
@@ -133,6 +134,21 @@ def test_what_everything_fits_into_is_read_once():
     assert counted.misses.sum() == len(np.unique(trace.keys))
     assert counted.bursts[0] == 4
     assert (counted.arena_picks == 8).all()
+
+
+def test_a_chunk_of_everything_takes_a_quarter_of_the_slots_and_no_more():
+    decode = np.concatenate([np.arange(10) + 100 * layer for layer in range(4)])
+    chunk = np.arange(400)
+    shape = TraceShape(4, 100, 10, expert_bytes=1, slot_bytes=1)
+    keys = np.concatenate([decode, decode, chunk, chunk, decode])
+    starts = np.cumsum([0, 40, 40, 400, 400, 40])
+    trace = RoutingTrace(shape, keys, starts, np.array([True, True, False, False, True]))
+    arena = ArenaTier(400, 48, make_policy("lfu-da", 400))
+    counted = replay(trace, arena)
+    assert counted.misses[:2].tolist() == [40, 0]
+    assert 360 <= counted.misses[2] <= 364  # 8 slots were free, so guests take 4 of the others'
+    assert counted.misses[4] <= 4
+    assert arena.resident.sum() == 48
 
 
 def test_a_device_that_holds_everything_asks_the_arena_for_nothing():

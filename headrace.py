@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 COMMANDS = {
     "generate": "write text that follows a prompt",
     "chat": "talk with the model",
+    "serve": "answer OpenAI's and Anthropic's APIs over HTTP",
     "eval": "measure the perplexity of a text",
     "daemon": "run the expert daemon by itself",
     "inspect": "show what a checkpoint holds and what fits where",

@@ -35,12 +35,12 @@ def run(config: FrontendConfig, environment: Mapping[str, str]) -> None:
     """Serve until a signal. Raises ConfigError where it cannot begin."""
     paths = RuntimePaths.of_compute(config.find_runtime_dir(environment))
     frontend = Frontend(config, paths)
-    app = build_app(frontend)
-    with contextlib.closing(_listen(config)) as listener:
-        uvloop.run(_serve(frontend, app, listener))
+    with contextlib.closing(listen(config)) as listener:
+        uvloop.run(_until_signal(HttpServer(frontend, listener)))
 
 
-def _listen(config: FrontendConfig) -> socket.socket:
+def listen(config: FrontendConfig) -> socket.socket:
+    """Return a socket bound to the address in the settings. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,57 +54,69 @@ def _listen(config: FrontendConfig) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server that says when it is ready, without its own handling of signals."""
+class HttpServer(uvicorn.Server):
+    """The server of one frontend; `serve_all` runs it with the link to compute.
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
-        await super().startup(sockets)
-        notify("READY=1")
+    Signals are the caller's business.
+    """
+
+    def __init__(self, frontend: Frontend, listener: socket.socket) -> None:
+        config = frontend.config
+        settings = uvicorn.Config(
+            build_app(frontend),  # type: ignore[arg-type]
+            http=TimedConnection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=config.max_connections + _SPARE_CONNECTIONS,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=max(1, round(config.drain_s)),
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        )
+        super().__init__(settings)
+        self._frontend = frontend
+        self._listener = listener
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        """Leave the signals to `_serve`."""
+        """Leave the signals alone."""
         return contextlib.nullcontext()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and say so."""
+        await super().startup(sockets)
+        notify(f"READY=1\nSTATUS={self.url}")
 
-async def _serve(frontend: Frontend, app: object, listener: socket.socket) -> None:
-    config = frontend.config
-    settings = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        http=TimedConnection,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=config.max_connections + _SPARE_CONNECTIONS,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(config.drain_s)),
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-    )
-    server = _Server(settings)
+    def stop(self) -> None:
+        """Drain and end; a second time, end at once."""
+        if self.should_exit:
+            self.force_exit = True
+        self._frontend.is_draining = True
+        self.should_exit = True
+
+    async def serve_all(self) -> None:
+        """Serve until `stop`, everything closed at the end."""
+        frontend = self._frontend
+        link = asyncio.create_task(frontend.link.run())
+        link.add_done_callback(lambda _task: self.stop())
+        _LOG.info("%s at %s", frontend.name, self.url)
+        if frontend.encoding.missing is not None:
+            _LOG.warning("%s", frontend.encoding.missing)
+        try:
+            await self.serve(sockets=[self._listener])
+        finally:
+            notify("STOPPING=1")
+            link.cancel()
+            frontend.close()
+            await asyncio.gather(link, return_exceptions=True)
+
+
+async def _until_signal(server: HttpServer) -> None:
     loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        if server.should_exit:
-            server.force_exit = True
-        frontend.is_draining = True
-        server.should_exit = True
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    link = asyncio.create_task(frontend.link.run())
-    link.add_done_callback(lambda _task: stop())
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    _LOG.info("%s at http://%s:%d", frontend.name, shown, port)
-    if frontend.encoding.missing is not None:
-        _LOG.warning("%s", frontend.encoding.missing)
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        notify("STOPPING=1")
-        link.cancel()
-        frontend.close()
-        await asyncio.gather(link, return_exceptions=True)
+        loop.add_signal_handler(number, server.stop)
+    await server.serve_all()

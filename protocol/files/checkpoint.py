@@ -1,6 +1,7 @@
-"""A model directory, opened and checked whole: config, headers, names, shapes, the fingerprint.
+"""A model, opened and checked whole: config, headers, names, shapes, the fingerprint.
 
-A directory with a `pack.json` is an expert pack, any other one an official checkpoint.
+A `.gguf` file, and a directory that holds such files and no safetensors, is a GGUF model; a
+directory with a `pack.json` is an expert pack, any other one an official checkpoint.
 
 Invariants: a Checkpoint that exists holds every tensor of its config exactly once, with the right
 dtype and shape, inside a file that was long enough when it was opened. No file stays open, and
@@ -10,6 +11,7 @@ nothing behind a header is read.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -22,25 +24,52 @@ from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
 
+from .gguf_config import GgufModel
+from .gguf_contents import open_gguf
+from .gguf_index import SUFFIX as GGUF_SUFFIX
+from .gguf_index import GgufIndex, has_gguf
 from .model_config import CONFIG_NAME, ModelConfig, parse_model_config, read_config_json
 from .pack_directory import open_pack
 from .pack_manifest import is_pack
-from .safetensors_index import SafetensorsIndex, Shard, TensorEntry, load_index
+from .safetensors_index import (
+    INDEX_NAME,
+    SINGLE_NAME,
+    SafetensorsIndex,
+    Shard,
+    TensorEntry,
+    load_index,
+)
 from .slice_map import ByteRange, EngramTable, SliceMap
 from .tensor_check import check_tensors
-from .tensor_table import dense_tensors, engram_rows_name, expected_tensors
+from .tensor_table import (
+    dense_tensors,
+    engram_rows_name,
+    expected_tensors,
+    is_engram_table,
+    is_expert,
+)
 
 DEMO_PACKAGE = "demo"
 FINGERPRINT_BYTES = 16
 
-Kind = Literal["official", "pack"]
+Kind = Literal["official", "pack", "gguf"]
+TensorKind = Literal["dense", "expert", "engram", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufPart:
+    """What a GGUF has that the other kinds keep in files of their own."""
+
+    index: GgufIndex  # with all metadata, the tokenizer's among them
+    model: GgufModel
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint whose every tensor has been checked against its config; holds no open file."""
 
-    directory: Path
+    directory: Path  # where its files are; of a GGUF that of the first file
+    path: Path  # what opens it again: the directory, or a GGUF's file
     config: ModelConfig
     shards: tuple[Shard, ...]  # ascending by name
     tensors: dict[str, TensorEntry]  # all of the files, the skipped ones too
@@ -51,6 +80,7 @@ class Checkpoint:
     # Checksums of the slots, [n_layers, n_experts], where the source has them.
     checksums: NDArray[np.uint64] | None = field(default=None, compare=False)
     warnings: tuple[str, ...] = ()  # what is wrong, but not in the way
+    gguf: GgufPart | None = field(default=None, compare=False)
 
     def expert_format(self, layer: int) -> str:
         """Format of a layer's experts: "FP4", or block types such as "Q4_K" or "Q2_K/Q3_K"."""
@@ -58,14 +88,43 @@ class Checkpoint:
 
     def dense_tensors(self) -> Iterator[TensorEntry]:
         """The tensors that compute loads: no byte of a routed expert or an Engram table."""
-        return (self.tensors[name] for name in dense_tensors(self.config))
+        names = dense_tensors(self.config)
+        return (self.tensors[name] for name in names if name in self.tensors)
+
+    def tensor_kinds(self) -> dict[str, TensorKind]:
+        """Return whose each tensor is; whatever passed the check and is nobody's is skipped."""
+        dense = dense_tensors(self.config)
+        kinds: dict[str, TensorKind] = {}
+        for name in self.tensors:
+            if name in dense:
+                kinds[name] = "dense"
+            elif is_engram_table(name):
+                kinds[name] = "engram"
+            else:
+                kinds[name] = "expert" if is_expert(name) else "skipped"
+        return kinds
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what its user should know once, a line each: what is left alone or assumed."""
+        kinds = self.tensor_kinds()
+        skipped = Counter(_family(name) for name, kind in kinds.items() if kind == "skipped")
+        lines = []
+        if skipped:
+            listed = ", ".join(f"{count} of {name}" for name, count in sorted(skipped.items()))
+            lines.append(f"tensors left alone: {listed}")
+        if self.gguf is not None and self.gguf.model.defaulted:
+            keys = ", ".join(self.gguf.model.defaulted)
+            lines.append(f"metadata that {self.path.name} lacks, by rule or default: {keys}")
+        return tuple(lines)
 
 
 def open_checkpoint(directory: Path, *, incomplete: bool = False) -> Checkpoint:
-    """Open and check a model directory; raises ConfigError or ShardError.
+    """Open and check a model directory or a GGUF's file; raises ConfigError or ShardError.
 
     `incomplete` accepts a pack that holds a share of the layers, for looking at it.
     """
+    if model_kind(directory) == "gguf":
+        return _open_gguf(directory)
     raw = read_config_json(directory)
     config = parse_model_config(raw, str(directory / CONFIG_NAME))
     if is_pack(directory):
@@ -74,6 +133,7 @@ def open_checkpoint(directory: Path, *, incomplete: bool = False) -> Checkpoint:
     check_tensors(directory, index.tensors, expected_tensors(config))
     return Checkpoint(
         directory=directory,
+        path=directory,
         config=config,
         shards=index.shards,
         tensors=index.tensors,
@@ -83,12 +143,39 @@ def open_checkpoint(directory: Path, *, incomplete: bool = False) -> Checkpoint:
     )
 
 
+def model_kind(path: Path) -> Kind:
+    """Return which kind of model a path is, by names alone; its content may still be refused."""
+    if path.suffix == GGUF_SUFFIX and not path.is_dir():
+        return "gguf"
+    if is_pack(path):
+        return "pack"
+    has_safetensors = any((path / name).exists() for name in (INDEX_NAME, SINGLE_NAME))
+    return "gguf" if not has_safetensors and has_gguf(path) else "official"
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    contents = open_gguf(path)
+    return Checkpoint(
+        directory=contents.index.shards[0].path.parent,
+        path=path,
+        config=contents.model.config,
+        shards=contents.index.shards,
+        tensors=contents.tensors,
+        slice_map=contents.slice_map,
+        engram_tables=contents.engram_tables,
+        fingerprint=contents.fingerprint,
+        kind="gguf",
+        gguf=GgufPart(contents.index, contents.model),
+    )
+
+
 def _open_pack(
     directory: Path, raw: dict[str, Any], config: ModelConfig, *, incomplete: bool
 ) -> Checkpoint:
     pack = open_pack(directory, config, raw, incomplete=incomplete)
     return Checkpoint(
         directory=directory,
+        path=directory,
         config=config,
         shards=pack.shards,
         tensors=pack.tensors,
@@ -121,15 +208,18 @@ def model_fingerprint(raw_config: dict[str, Any], index: SafetensorsIndex) -> by
 
 
 def resolve_model(name_or_path: str | Path) -> Path:
-    """Return the directory that a `--model` names; "demo" is the installed demo model.
+    """Return the directory or GGUF file that a `--model` names; "demo" is the installed demo.
 
     A directory of that name is written `./demo`. Raises ConfigError where there is no such model.
     """
     if name_or_path == DEMO_PACKAGE:
         return _demo_directory()
     directory = Path(name_or_path).expanduser()
-    if not str(name_or_path) or not directory.is_dir():
-        raise ConfigError(f"model {str(name_or_path)!r}: no such directory, and not 'demo'")
+    is_file = directory.suffix == GGUF_SUFFIX and directory.is_file()
+    if not str(name_or_path) or not (directory.is_dir() or is_file):
+        raise ConfigError(
+            f"model {str(name_or_path)!r}: no such directory, no {GGUF_SUFFIX} file, and not 'demo'"
+        )
     return directory
 
 
@@ -143,6 +233,14 @@ def _demo_directory() -> Path:
             f"model 'demo': {directory} has no {CONFIG_NAME}, so it is not headrace's demo"
         )
     return directory
+
+
+def _family(name: str) -> str:
+    """Return the stage or tower that a tensor left alone belongs to."""
+    first, dot, rest = name.partition(".")
+    if first == "layers":
+        return rest.rpartition(".")[2]
+    return first if dot else first.partition("_")[0]
 
 
 def _engram_tables(config: ModelConfig, tensors: dict[str, TensorEntry]) -> tuple[EngramTable, ...]:

@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.errors import ConfigError
+
 from .config_rules import engram_column_rows
+from .engram_multipliers import engram_multipliers
 from .gguf_fields import GgufFields
 from .gguf_header import GgufTensor
 from .model_config import ModelConfig
@@ -117,7 +120,7 @@ def _pad(fields: GgufFields, token_map: NDArray[np.int64] | None) -> tuple[int, 
 
 
 def check_hash(fields: GgufFields, config: ModelConfig, engram: GgufEngram) -> None:
-    """Compare the file's primes and offsets with the rule; a wrong one is plausible garbage."""
+    """Compare the file's numbers with the rules; a wrong one is plausible garbage."""
     wanted = engram_column_rows(config)
     offsets = tuple(tuple(accumulate(primes, initial=0))[:-1] for primes in wanted)
     if engram.primes and engram.primes != wanted:
@@ -128,6 +131,13 @@ def check_hash(fields: GgufFields, config: ModelConfig, engram: GgufEngram) -> N
         raise fields.refusal(
             fields.key("engram.offsets"), "the sums of the primes before, from 0 in each table"
         )
-    for row in engram.multipliers:
-        if any(number % 2 == 0 for number in row):
-            raise fields.refusal(fields.key("engram.multipliers"), "odd integers")
+    multipliers = engram_multipliers(config)
+    for layer, found, computed in zip(
+        config.engram_layers, engram.multipliers, multipliers, strict=False
+    ):
+        if found != computed:
+            raise ConfigError(
+                f"{fields.path}: {fields.key('engram.multipliers')} are {list(found)} for layer "
+                f"{layer}, wanted {list(computed)}, which follow from "
+                f"{config.engram_compressed_vocab} compressed ids"
+            )

@@ -29,6 +29,7 @@ class GgufIndex:
     shards: tuple[Shard, ...]
     metadata: dict[str, Value]  # of the first file
     tensors: dict[str, GgufTensor]
+    data_offsets: tuple[int, ...]  # where each file's header ends
 
 
 def gguf_files(path: Path) -> tuple[Path, ...]:
@@ -68,7 +69,20 @@ def load_gguf(path: Path) -> GgufIndex:
         raise ShardError(
             f"{headers[0].shard.path}: says that the set has {said} tensors, it has {len(tensors)}"
         )
-    return GgufIndex(tuple(header.shard for header in headers), metadata, tensors)
+    return GgufIndex(
+        shards=tuple(header.shard for header in headers),
+        metadata=metadata,
+        tensors=tensors,
+        data_offsets=tuple(header.data_offset for header in headers),
+    )
+
+
+def has_gguf(directory: Path) -> bool:
+    """Whether a directory holds any GGUF file."""
+    try:
+        return any(file.suffix == SUFFIX for file in directory.iterdir())
+    except OSError:
+        return False
 
 
 def _files_of_directory(directory: Path) -> tuple[Path, ...]:

@@ -25,6 +25,7 @@ PIECE_ALIGN = 256
 SLOT_ALIGN = 4096
 RECORD = "record"  # the piece of a slice that is a whole slot image, or a part of one
 FP4 = "FP4"  # name of the official format: I8 matrix, F8_E8M0 scales
+ROW_E4M3 = "E4M3"  # format of Engram rows: E4M3 values, then an E8M0 scale for each 32 of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,10 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class EngramTable:
-    """One Engram table: row r lies at values.offset + r * value_bytes, its scales alike."""
+    """One Engram table: row r lies at values.offset + r * value_bytes, its scales alike.
+
+    `format` says what a row's bytes are, values and scales together: ROW_E4M3 or a block type.
+    """
 
     index: int
     layer: int
@@ -131,6 +135,7 @@ class EngramTable:
     scales: ByteRange
     value_bytes: int
     scale_bytes: int
+    format: str = ROW_E4M3
 
     @property
     def row_bytes(self) -> int:

@@ -18,6 +18,7 @@ SKIPPED_SUFFIX = ".ffn.gate.bias_vl"
 _PIECE_SUFFIXES = ("w1.weight", "w1.scale", "w3.weight", "w3.scale", "w2.weight", "w2.scale")
 _TABLE_NAME = re.compile(r"layers\.(\d{1,6})\.engram\.embed\.(?:weight|scale|rows)", re.ASCII)
 _EXPERT_NAME = re.compile(r"layers\.(\d{1,6})\.ffn\.experts\.(\d{1,6})\.", re.ASCII)
+_STACK_NAME = re.compile(r"layers\.(\d{1,6})\.ffn\.experts\.\*\.", re.ASCII)  # GGUF: all experts
 
 Kind = Literal["dense", "expert", "engram"]
 
@@ -40,6 +41,11 @@ def expert_key(name: str) -> tuple[int, int] | None:
     """Return (layer, expert) of a routed expert's tensor name, else None."""
     match = _EXPERT_NAME.match(name)
     return (int(match[1]), int(match[2])) if match else None
+
+
+def is_expert(name: str) -> bool:
+    """Whether a tensor is a routed expert's, or a GGUF's stack of all experts of a layer."""
+    return bool(_EXPERT_NAME.match(name) or _STACK_NAME.match(name))
 
 
 def tensor_label(name: str) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 
 from protocol.files.block_sizes import BLOCK_TYPE_OF_ID, BLOCK_TYPE_OF_NAME
 from protocol.files.config_rules import engram_column_rows
+from protocol.files.engram_multipliers import engram_multipliers
 from protocol.files.gguf_config import IMAGE_TEXT
 from protocol.files.gguf_names import gguf_names
 from protocol.files.gguf_table import ROW_ENCODING, ROW_ENCODING_KEY, gguf_shapes
@@ -130,12 +131,12 @@ def write_split(
 
 def fake_metadata(
     config: ModelConfig,
-    multipliers: Sequence[Sequence[int]],
     *,
     token_map: Sequence[int] | None = None,
     tokens: Sequence[str] | None = None,
 ) -> dict[str, Typed]:
     """Return the metadata of a model; the token map is `id // 2` unless given."""
+    multipliers = engram_multipliers(config)
     mapped = [i // 2 for i in range(config.vocab_size)] if token_map is None else token_map
     if tokens is None:
         tokens = [IMAGE_TEXT if i == config.image_id else f"t{i}" for i in range(config.vocab_size)]
@@ -251,15 +252,18 @@ def fake_gguf_tensors(
 def write_fake_gguf(
     path: Path,
     config: ModelConfig,
-    multipliers: Sequence[Sequence[int]],
     *,
     seed: int = 0,
     types: Callable[[str, tuple[int, ...]], str] = fake_types,
     ds4: bool = False,
     n_parts: int = 1,
+    more: Mapping[str, Typed] | None = None,
 ) -> Path:
-    """Write a whole model as one file, or as a split set beside it; return the first file."""
-    metadata = fake_metadata(config, multipliers)
+    """Write a whole model as one file, or as a split set beside it; return the first file.
+
+    `more` adds metadata, or replaces some.
+    """
+    metadata = fake_metadata(config) | dict(more or {})
     if ds4:
         metadata[ROW_ENCODING_KEY] = Typed("string", ROW_ENCODING)
     tensors = fake_gguf_tensors(config, seed, types, ds4=ds4)

@@ -13,6 +13,7 @@ import pytest
 
 from protocol.errors import ConfigError, ShardError
 from protocol.files.block_sizes import BLOCK_TYPE_OF_NAME
+from protocol.files.engram_multipliers import engram_multipliers
 from protocol.files.gguf_config import GgufModel, read_gguf_config
 from protocol.files.gguf_index import load_gguf
 from protocol.files.gguf_names import gguf_names
@@ -31,10 +32,6 @@ from tests.support.fake_gguf import (
 )
 from tests.support.released_config import released_config
 
-# The released multipliers: above 2^53 / 128, and odd.
-LARGE = (1 << 62) + 1
-MULTIPLIERS = ((76632096046245, 4839876093313, 35959672319349, 73987337458391), (LARGE, 3, 5, 7))
-
 
 def config_of(**text: Any) -> ModelConfig:
     config = parse_model_config(fake_config(text_config=text), "fake")
@@ -42,13 +39,15 @@ def config_of(**text: Any) -> ModelConfig:
 
 
 CONFIG = config_of()
+MULTIPLIERS = engram_multipliers(CONFIG)  # above 2^53
+FLAT = [number for row in MULTIPLIERS for number in row]
 
 
 def written(
     tmp_path: Path, changes: Mapping[str, Typed | None], config: ModelConfig = CONFIG
 ) -> Path:
     """A model whose metadata are changed; None takes a key away."""
-    metadata = fake_metadata(config, MULTIPLIERS)
+    metadata = fake_metadata(config)
     prefixed = {
         key[1:] if key.startswith(".") else f"deepseek41.{key}": value
         for key, value in changes.items()
@@ -64,7 +63,7 @@ def read(tmp_path: Path, changes: Mapping[str, Typed | None]) -> GgufModel:
 @pytest.mark.parametrize("ds4", [False, True])
 @pytest.mark.parametrize("n_parts", [1, 3])
 def test_the_config_of_a_gguf_equals_the_official_one(tmp_path, ds4, n_parts):
-    path = write_fake_gguf(tmp_path / "m.gguf", CONFIG, MULTIPLIERS, ds4=ds4, n_parts=n_parts)
+    path = write_fake_gguf(tmp_path / "m.gguf", CONFIG, ds4=ds4, n_parts=n_parts)
     index = load_gguf(path)
     model = read_gguf_config(index)
     assert model.config == CONFIG
@@ -84,7 +83,6 @@ def released_bytes(tmp_path: Path, config: ModelConfig) -> Path:
         end += -(-tensor[1] // 32) * 32
     metadata = fake_metadata(
         config,
-        MULTIPLIERS,
         token_map=[i % config.engram_compressed_vocab for i in range(config.vocab_size)],
     )
     dropped = ("candidate", "image_token", "compress_rope", "engram.vocab_size", "ggml.tokens")
@@ -173,11 +171,21 @@ def test_per_layer_lists_of_one_value_are_that_value(tmp_path):
 
 @pytest.mark.parametrize("kind", ["array:i64", "array:u64", "array:string"])
 def test_multipliers_keep_all_64_bits(tmp_path, kind):
-    flat = [number for row in MULTIPLIERS for number in row]
-    stored = [str(number) for number in flat] if kind == "array:string" else flat
+    assert any(int(float(number)) != number for number in FLAT)
+    stored = [str(number) for number in FLAT] if kind == "array:string" else FLAT
     engram = read(tmp_path, {"engram.multipliers": Typed(kind, stored)}).engram
     assert engram.multipliers == MULTIPLIERS
-    assert int(float(LARGE)) != LARGE
+
+
+def test_multipliers_that_the_rule_does_not_give_are_refused_with_both(tmp_path):
+    doubles = [int(float(number)) for number in FLAT]
+    other = [*FLAT[:-1], FLAT[-1] + 2]
+    for flat, layer in ((doubles, 1), (other, 4)):
+        with pytest.raises(ConfigError) as caught:
+            read(tmp_path, {"engram.multipliers": Typed("array:u64", flat)})
+        row = CONFIG.engram_layers.index(layer)
+        assert f"for layer {layer}, wanted {list(MULTIPLIERS[row])}" in str(caught.value)
+        assert str(flat[4 * row : 4 * row + 4]) in str(caught.value)
 
 
 def test_the_pad_may_be_the_tokens_own_id_or_its_compressed_one(tmp_path):
@@ -222,7 +230,7 @@ def array_u32(*numbers: int) -> Typed:
         ({"engram.multipliers": Typed("array:i64", [1, 3, 5])}, "wanted 2 x 4 integers below 2^63"),
         ({"engram.multipliers": Typed("array:i64", [-1] * 8)}, "wanted 2 x 4 integers below 2^63"),
         ({"engram.multipliers": Typed("array:u64", [1 << 63] * 8)}, "below 2^63"),
-        ({"engram.multipliers": Typed("array:i64", [2] * 8)}, "wanted odd integers"),
+        ({"engram.multipliers": Typed("array:i64", [3] * 8)}, "are [3, 3, 3, 3] for layer 1, want"),
         ({"engram.multipliers": Typed("array:f64", [1.0] * 8)}, "holds f64, wanted integers"),
         ({"engram.multipliers": Typed("array:string", ["x"] * 8)}, "wanted a list of integers"),
         ({"engram.primes": Typed("array:u64", [23] * 12)}, "engram"),
@@ -244,17 +252,17 @@ def test_metadata_that_cannot_be_meant_are_refused_by_name(tmp_path, changes, sa
 
 
 def test_a_missing_embedding_is_named(tmp_path):
-    path = write_gguf(tmp_path / "m.gguf", fake_metadata(CONFIG, MULTIPLIERS), [])
+    path = write_gguf(tmp_path / "m.gguf", fake_metadata(CONFIG), [])
     with pytest.raises(ConfigError, match="block_count"):
         read_gguf_config(load_gguf(path))
     tensors = [tensor for tensor in fake_gguf_tensors(CONFIG) if tensor.name != "token_embd.weight"]
-    write_gguf(path, fake_metadata(CONFIG, MULTIPLIERS), tensors)
+    write_gguf(path, fake_metadata(CONFIG), tensors)
     with pytest.raises(ConfigError, match=r"token_embd\.weight"):
         read_gguf_config(load_gguf(path))
 
 
 def checked(tmp_path: Path, tensors: list[FakeTensor], **metadata: Typed) -> None:
-    pairs = fake_metadata(CONFIG, MULTIPLIERS)
+    pairs = fake_metadata(CONFIG)
     path = write_gguf(tmp_path / "m.gguf", pairs | metadata, tensors)
     checked_tensors(CONFIG, load_gguf(path))
 

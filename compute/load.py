@@ -6,9 +6,10 @@ import torch
 
 from protocol.errors import ConfigError
 from protocol.files.checkpoint import Checkpoint
+from protocol.files.slice_map import ExpertLayout
 
 from .config import DEFAULT_CONTEXT, ComputeConfig
-from .experts.arena_view import Shape
+from .experts.arena_view import PieceShapes
 from .frontend.token_map import load_token_map
 from .model.model import Model
 from .model.precision import Precision
@@ -55,12 +56,19 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def expert_shapes(checkpoint: Checkpoint) -> tuple[Shape, ...]:
-    """Return (out, bytes a row) of each piece of an expert, in the order of PIECES."""
-    layout = checkpoint.slice_map.layouts[0]
-    return tuple(
-        (piece.shape[0], n_bytes // piece.shape[0]) if n_bytes else (0, 0)
-        for piece, n_bytes in zip(layout.pieces, layout.image.piece_bytes, strict=True)
+def expert_shapes(checkpoint: Checkpoint) -> tuple[PieceShapes, ...]:
+    """Return the pieces' places and shapes, one entry a layer; equal layers share it."""
+    layouts = checkpoint.slice_map.layouts
+    shapes = {layout: _piece_shapes(layout) for layout in set(layouts)}
+    return tuple(shapes[layout] for layout in layouts)
+
+
+def _piece_shapes(layout: ExpertLayout) -> PieceShapes:
+    image = layout.image
+    pieces = zip(layout.pieces, image.piece_bytes, strict=True)
+    return PieceShapes(
+        image.piece_offsets,
+        tuple((piece.shape[0], n // piece.shape[0]) if n else (0, 0) for piece, n in pieces),
     )
 
 

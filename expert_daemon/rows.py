@@ -44,7 +44,10 @@ class RowJob:
 
 
 class EngramRows:
-    """Serves row requests out of `tables` into `ring`, u8 [ring_rows, row_bytes]."""
+    """Serves row requests out of `tables` into `ring`, u8 [ring_rows, row_bytes].
+
+    A row of the ring is as long as the longest table's; a shorter one fills its beginning.
+    """
 
     def __init__(
         self,
@@ -157,7 +160,7 @@ class EngramRows:
             found = table.read_cached(rows, self._bounce)
             if found is not None:
                 self.n_inline += len(rows)
-                self._ring[job.position + order] = found
+                self._ring[job.position + order, : table.row_bytes] = found
                 self._read.append(job)
                 return
         batches = range(0, len(rows), table.batch_rows)
@@ -171,7 +174,7 @@ class EngramRows:
         faults: list[RowFault] = []
         if not job.is_given_up:
             found, faults = self.tables[job.table].read(rows, bounce)
-            self._ring[job.position + places] = found
+            self._ring[job.position + places, : found.shape[1]] = found
         with self._lock:
             job.faults += faults
             job.n_unread -= 1

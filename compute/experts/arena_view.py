@@ -7,6 +7,8 @@ view shows may change when a write window opens, so it is used only for the laye
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,43 +20,64 @@ from protocol.errors import ProtocolError
 Shape = tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class PieceShapes:
+    """Where the pieces of a layer's experts stand in a slot; tuples are parallel to PIECES."""
+
+    offsets: tuple[int, ...]
+    shapes: tuple[Shape, ...]  # (out, bytes a row); (0, 0) of an empty piece
+
+    @property
+    def n_bytes(self) -> tuple[int, ...]:
+        """Bytes of each piece."""
+        return tuple(out * row for out, row in self.shapes)
+
+
 class ExpertViews:
-    """`matrices(slot)` gives one expert as u8 tensors [out, bytes], in the order of PIECES.
+    """`matrices(layer, slot)` gives an expert as u8 tensors [out, bytes], in the order of PIECES.
 
     arena    the mapping, which must outlive the views
-    shapes   (out, bytes a row) of each piece, as in PIECES
+    shapes   one entry a layer, the same object for layers alike
     device   where the tensors are: views on the CPU, elsewhere the slot is copied each time
     """
 
     def __init__(
-        self, arena: ArenaView, shapes: tuple[Shape, ...], device: torch.device | None = None
+        self, arena: ArenaView, shapes: Sequence[PieceShapes], device: torch.device | None = None
     ) -> None:
         layout = arena.layout
-        for name, shape, n_bytes in zip(PIECES, shapes, layout.piece_bytes, strict=True):
-            if shape[0] * shape[1] != n_bytes:
-                raise ProtocolError(
-                    f"arena: piece {name} has {n_bytes} bytes a slot, the model's is {shape}"
-                )
+        _check(layout.piece_bytes, shapes)
         self._shapes = shapes
-        self._offsets = layout.piece_offsets
         self._device = device if device is not None and device.type != "cpu" else None
         self._slots = _slots_tensor(arena)
-        self._made: list[ExpertMatrices | None] = [None] * layout.n_slots_max
+        self._made: list[tuple[PieceShapes, ExpertMatrices] | None] = [None] * layout.n_slots_max
 
-    def matrices(self, slot: int) -> ExpertMatrices:
-        """Return the matrices that stand in `slot` now."""
+    def matrices(self, layer: int, slot: int) -> ExpertMatrices:
+        """Return the matrices that stand in `slot` now, which holds an expert of `layer`."""
+        shapes = self._shapes[layer]
         if self._device is not None:
-            return self._pieces(self._slots[slot].to(self._device))
+            return _pieces(self._slots[slot].to(self._device), shapes)
         made = self._made[slot]
-        if made is None:
-            made = self._made[slot] = self._pieces(self._slots[slot])
-        return made
+        if made is None or made[0] is not shapes:
+            made = self._made[slot] = (shapes, _pieces(self._slots[slot], shapes))
+        return made[1]
 
-    def _pieces(self, slot: Tensor) -> ExpertMatrices:
-        pieces = zip(self._offsets, self._shapes, strict=True)
-        return ExpertMatrices(
-            *(slot[offset : offset + out * row].view(out, row) for offset, (out, row) in pieces)
-        )
+
+def _check(arena_bytes: tuple[int, ...], shapes: Sequence[PieceShapes]) -> None:
+    """Refuse an arena whose slots are not made for the model's largest expert."""
+    if any(layer.n_bytes == arena_bytes for layer in shapes):
+        return
+    for name, found, wanted in zip(PIECES, arena_bytes, shapes[0].n_bytes, strict=True):
+        if found != wanted:
+            raise ProtocolError(
+                f"arena: piece {name} has {found} bytes a slot, the model's has {wanted}"
+            )
+
+
+def _pieces(slot: Tensor, shapes: PieceShapes) -> ExpertMatrices:
+    pieces = zip(shapes.offsets, shapes.shapes, strict=True)
+    return ExpertMatrices(
+        *(slot[offset : offset + out * row].view(out, row) for offset, (out, row) in pieces)
+    )
 
 
 def _slots_tensor(arena: ArenaView) -> Tensor:

@@ -26,7 +26,7 @@ from protocol.errors import DaemonBusy, DaemonLost, HeadraceError, ProtocolError
 from protocol.wire.client import ExpertClient
 from protocol.wire.reader_calls import SHARD_CODES
 
-from .arena_view import ExpertViews, Shape
+from .arena_view import ExpertViews, PieceShapes
 from .request_io import IoCounters, RequestCancelled, Waiting
 from .row_jobs import RowJob
 from .slot_table import SlotTable
@@ -43,13 +43,13 @@ class MissClient:
     """ExpertSource and RowSource over an `ExpertClient` in the engine's role.
 
     client   connected; stays the caller's to close
-    shapes   of an expert's pieces, see ExpertViews
+    shapes   of the experts' pieces, one entry a layer, see ExpertViews
     """
 
     def __init__(
         self,
         client: ExpertClient,
-        shapes: tuple[Shape, ...],
+        shapes: Sequence[PieceShapes],
         waiting: Waiting | None = None,
         device: torch.device | None = None,
     ) -> None:
@@ -82,14 +82,21 @@ class MissClient:
         slots = [row[expert] for expert in experts]
         if not slots or min(slots) >= 0:
             self.io.hits += len(slots)
-            yield from zip(experts, map(self._views.matrices, slots), strict=True)
+            yield from self._matrices(layer, experts, slots)
         else:
             n_most = self.client.welcome.max_experts
             for start in range(0, len(experts), n_most):
                 group = experts[start : start + n_most]
                 slots = self._present(layer, group)
-                yield from zip(group, map(self._views.matrices, slots), strict=True)
+                yield from self._matrices(layer, group, slots)
         self._picks.append((layer, experts))
+
+    def _matrices(
+        self, layer: int, experts: Sequence[int], slots: Sequence[int]
+    ) -> Iterator[tuple[int, ExpertMatrices]]:
+        matrices = self._views.matrices
+        for expert, slot in zip(experts, slots, strict=True):
+            yield expert, matrices(layer, slot)
 
     def _present(self, layer: int, group: Sequence[int]) -> list[int]:
         """Slots of `group`, after a write window where one of them was absent."""

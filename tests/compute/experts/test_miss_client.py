@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from compute.experts.arena_view import PieceShapes
 from compute.experts.miss_client import MissClient, RequestCancelled, Waiting
 from protocol.arena.layout import ArenaLayout, ArenaView
 from protocol.errors import DaemonLost, ProtocolError, ShardError
@@ -18,6 +19,8 @@ from protocol.wire.messages import Changes, SlotChanges, Welcome
 
 N_LAYERS, N_EXPERTS, N_SLOTS, MAX_EXPERTS, ROW_BYTES = 2, 8, 4, 3, 33
 SHAPES = ((4, 16), (4, 1), (4, 16), (4, 1), (32, 2), (32, 1))
+PLACES = tuple(256 * piece for piece in range(6))
+LAYERS = (PieceShapes(PLACES, SHAPES),) * N_LAYERS
 LAYOUT = ArenaLayout.plan(
     n_layers=N_LAYERS,
     n_experts=N_EXPERTS,
@@ -25,7 +28,7 @@ LAYOUT = ArenaLayout.plan(
     slot_bytes=4096,
     row_bytes=ROW_BYTES,
     ring_rows=16,
-    piece_offsets=tuple(256 * piece for piece in range(6)),
+    piece_offsets=PLACES,
     piece_bytes=tuple(out * row for out, row in SHAPES),
 )
 
@@ -179,7 +182,7 @@ class FakeDaemon:
 def _pair(**waiting: Any) -> tuple[FakeDaemon, MissClient]:
     daemon = FakeDaemon()
     settings = {"daemon_wait_s": 1.0} | waiting
-    return daemon, MissClient(daemon, SHAPES, Waiting(**settings))  # type: ignore[arg-type]
+    return daemon, MissClient(daemon, LAYERS, Waiting(**settings))  # type: ignore[arg-type]
 
 
 def _streamed(source: MissClient, layer: int, experts: list[int]) -> list[tuple[int, int]]:

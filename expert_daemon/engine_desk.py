@@ -9,9 +9,11 @@ from protocol.wire.messages import (
     Ack,
     Cancel,
     Changes,
+    Consumed,
     MissRequest,
     Resync,
     SlotChanges,
+    Stream,
     Touch,
     Welcome,
 )
@@ -93,10 +95,7 @@ class EngineDesk:
             text = f"{len(message.experts)} experts, at most {self._budget.max_experts} at once"
             raise RequestRefused("limit", f"request {message.request}: {text}")
         self._counters.miss_requests += 1
-        if message.request not in self._reads and not self._cache.window_open:
-            self._loading.window = self._reads[message.request] = WindowReads()
-            for request in list(self._reads)[:-REMEMBERED]:
-                del self._reads[request]
+        self._count_reads(message.request)
         self._cache.open_window(
             message.request,
             message.step,
@@ -107,6 +106,32 @@ class EngineDesk:
             message.epoch_done,
             self._epoch_launched,
         )
+
+    def stream(self, _session: Session, message: Stream) -> None:
+        """Open a stream's window; parts of the answer come as its reads end."""
+        self._count_reads(message.request)
+        self._cache.open_stream(
+            message.request,
+            message.step,
+            message.layer,
+            message.experts,
+            message.window,
+            message.busy,
+            message.applied,
+            message.epoch_done,
+            self._epoch_launched,
+            message.ahead,
+        )
+
+    def consumed(self, _session: Session, message: Consumed) -> None:
+        """The slots of a stream's experts may be written again."""
+        self._cache.consume(message.request, message.up_to)
+
+    def _count_reads(self, request: int) -> None:
+        if request not in self._reads and not self._cache.window_open:
+            self._loading.window = self._reads[request] = WindowReads()
+            for number in list(self._reads)[:-REMEMBERED]:
+                del self._reads[number]
 
     def cancel(self, _session: Session, message: Cancel) -> None:
         """Close the window with what there is."""
@@ -132,6 +157,9 @@ class EngineDesk:
         if session is None:
             return
         reads = self._reads.get(answer.request, WindowReads())
+        n_bytes, read_ms = reads.n_bytes, reads.read_ms
+        if not answer.final:
+            reads.clear()
         session.sent_version = max(session.sent_version, answer.table.to_version)
         self._outbox.send(
             session,
@@ -142,9 +170,9 @@ class EngineDesk:
                 slots=answer.slots,
                 changes=answer.table.changes,
                 errors=tuple(key_fault(fault) for fault in answer.errors),
-                n_bytes=reads.n_bytes,
-                read_ms=reads.read_ms,
-                final=True,
+                n_bytes=n_bytes,
+                read_ms=read_ms,
+                final=answer.final,
             ),
         )
 

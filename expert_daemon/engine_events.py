@@ -184,7 +184,8 @@ class EngineEvents:
         self._serving.settle()
 
     def _acknowledge(self, applied: int, epoch_done: int, epoch_launched: int) -> None:
-        if applied > self.table_version:
-            text = f"version {applied} was applied, the table is at {self.table_version}"
+        current = self._book.versions.current
+        if applied > current:
+            text = f"version {applied} was applied, the table is at {current}"
             raise RequestRefused("malformed", text)
         self._parts.retired.ack(applied, epoch_done, epoch_launched)

@@ -42,6 +42,10 @@ class WindowReads:
         """From the first submission to the last completion."""
         return (self.last_ns - self.first_ns) / 1e6
 
+    def clear(self) -> None:
+        """Begin anew, for the next part of an answer."""
+        self.n_bytes = self.first_ns = self.last_ns = 0
+
 
 @dataclass(slots=True)
 class UnderWay:

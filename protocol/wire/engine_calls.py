@@ -16,7 +16,8 @@ from protocol.errors import DaemonLost, HeadraceError, ProtocolError
 
 from . import messages as m
 from .connection import Deadline
-from .limits import HELLO_MS, MISS_MS
+from .expert_stream import ExpertStream
+from .limits import CANCEL_MS, HELLO_MS, MISS_MS
 from .records import PICK
 from .requests import Requests
 
@@ -69,7 +70,7 @@ class EngineCalls(Requests):
         deadline the request is cancelled and its final answer returned. Raises DaemonLost where
         none comes: then nothing that reads the arena may run before the next Welcome.
         """
-        self._close_abandoned_window()
+        self.close_window()
         request = m.MissRequest(
             request=self._next_number(),
             step=step,
@@ -101,11 +102,85 @@ class EngineCalls(Requests):
             )
         return answer
 
-    def _close_abandoned_window(self) -> None:
-        """End a window that an interrupt left open; the next answer covers its changes too."""
+    def stream(
+        self,
+        layer: SupportsInt,
+        experts: Iterable[SupportsInt],
+        *,
+        window: int,
+        busy: Iterable[SupportsInt] = (),
+        step: int = 0,
+        ahead: Iterable[tuple[int, int]] = (),
+        timeout_ms: float = MISS_MS,
+    ) -> ExpertStream:
+        """Ask for a chunk's experts of one layer, which may be more than the arena holds.
+
+        experts     ascending, hits included, any number
+        window      most experts that are read and not yet consumed
+        busy        slots that unfinished work still reads, ascending
+        ahead       keys that the next layer is expected to want, in that order
+        timeout_ms  for each part
+
+        Until it has ended nothing may read a slot but those of experts that a part named and that
+        were not consumed.
+        """
+        self.close_window()
+        request = m.Stream(
+            request=self._next_number(),
+            step=step,
+            layer=int(layer),
+            experts=tuple(map(int, experts)),
+            window=window,
+            applied=self.applied,
+            epoch_done=self.epoch_done,
+            busy=tuple(map(int, busy)),
+            ahead=tuple((int(la), int(ex)) for la, ex in ahead),
+        )
+        self._connection.send(request)
+        self._open_window = request.request
+        return ExpertStream(self, request, timeout_ms)
+
+    def take_part(self, number: int, timeout_ms: float) -> m.SlotChanges:
+        """The next part of a stream's answer; at the deadline its final one, after a Cancel."""
+        try:
+            part = self._answer(number, m.SlotChanges, Deadline(timeout_ms))
+            if part is None:
+                part = self._cancel_window(number, "Stream", timeout_ms)
+        except HeadraceError:
+            self._open_window = 0
+            raise
+        if part.final:
+            self._open_window = 0
+        return part
+
+    def send_consumed(self, number: int, up_to: int) -> None:
+        """Say that the slots of a stream's experts up to this one are read no more."""
+        self._connection.send(m.Consumed(number, int(up_to)))
+
+    def end_session(self, why: str) -> None:
+        """Say nothing further to a daemon that did what it may not."""
+        self._open_window = 0
+        self._connection.end(why)
+
+    def close_window(self) -> None:
+        """End a window that was left open; the next answer covers its changes too."""
         if self._open_window:
             number, self._open_window = self._open_window, 0
-            self._cancel(number, m.SlotChanges, "MissRequest", 0)
+            self._cancel_window(number, "request", 0)
+
+    def _cancel_window(self, number: int, name: str, timeout_ms: float) -> m.SlotChanges:
+        """The final answer of a request after its Cancel; parts before it are passed over."""
+        deadline = Deadline(CANCEL_MS)
+        self._connection.send(m.Cancel(number))
+        while True:
+            answer = self._answer(number, m.SlotChanges, deadline)
+            if answer is None:
+                self._connection.lose(
+                    f"answered neither {name} {number} within {timeout_ms:g} ms "
+                    f"nor its Cancel within {CANCEL_MS} ms"
+                )
+            if answer.final:
+                return answer
 
     def changes(self) -> list[m.Changes]:
         """What the daemon changed outside of windows, oldest first, without waiting.
@@ -127,7 +202,7 @@ class EngineCalls(Requests):
 
     def resync(self) -> m.Welcome:
         """The whole table anew; changes that came before it are dropped. Raises DaemonLost."""
-        self._close_abandoned_window()
+        self.close_window()
         number = self._next_number()
         self._connection.send(m.Resync(self.applied, number))
         welcome = self._answer(number, m.Welcome, Deadline(HELLO_MS))
@@ -173,6 +248,16 @@ class EngineCalls(Requests):
         records["layer"] = keys >> 16
         records["expert"] = keys & 0xFFFF
         self._connection.send_if_possible(m.Touch(int(step), records.tobytes()))
+
+    def warm(self, keys: Iterable[tuple[int, int]]) -> None:
+        """Ask for keys to be loaded when the daemon is idle, the hottest first. Never waits.
+
+        They take the place of those of the last call that are not loaded yet. Stats tells how far
+        it is: `n_warm`, `n_warm_passed`, `warm_left`.
+        """
+        pairs = list(dict.fromkeys((int(la), int(ex)) for la, ex in keys))
+        if pairs:
+            self._connection.send_if_possible(m.Warm(np.array(pairs, PICK).tobytes()))
 
     def hint(self, step: int, layer: int, experts: Iterable[int]) -> None:
         """Tell which experts a layer may want, best first. Never waits."""

@@ -219,8 +219,6 @@ def test_what_is_not_built_yet_is_answered(engine):
     assert (answer.request, answer.ok) == (50, False)
     send(m.Resize(51, 1 << 30))
     assert receive(_deadline()).request == 51
-    send(m.Stream(52, 0, 1, (1, 2), 2, 0, 0))
-    assert receive(_deadline()).request == 52
     engine.hint(0, 1, [3, 2])
     assert engine.ping() < 1000
 

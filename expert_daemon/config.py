@@ -25,6 +25,8 @@ from protocol.runtime_dir import (
 )
 from protocol.sizes import parse_size
 
+from .metrics_address import parse_address
+
 ENVIRONMENT_PREFIX = "HEADRACE_"
 POLICIES = ("lfu-da", "lru")
 READ_MODES = ("direct", "buffered")
@@ -45,6 +47,7 @@ class DaemonConfig:
     read_mode: str = "direct"  # "direct" (O_DIRECT) or "buffered"
     policy: str = "lfu-da"  # which slot is evicted first
     batch: int = 1  # tokens decoded at once, for the smallest legal arena
+    metrics: str = ""  # where Prometheus metrics are served, see metrics_address; "": nowhere
     no_save: bool = False  # write nothing into the state directory
     allowed_uids: tuple[int, ...] = ()  # further user ids that may attach, beside our own
 
@@ -93,6 +96,7 @@ _OPTIONS = {
     "read_mode": "direct or buffered (default: direct)",
     "policy": "which expert is evicted first: lfu-da or lru (default: lfu-da)",
     "batch": "tokens decoded at once, for the smallest legal arena (default: 1)",
+    "metrics": "serve Prometheus metrics at 127.0.0.1:PORT or unix:/PATH (default: nowhere)",
     "no_save": "write nothing into the state directory",
     "allowed_uids": "further user ids that may attach, separated by commas",
 }
@@ -114,7 +118,13 @@ def _parser() -> argparse.ArgumentParser:
                 "--" + name.replace("_", "-"), action="store_true", default=None, help=text
             )
             continue
-        metavar = {"arena": "SIZE", "arena_max": "SIZE", "read_threads": "N", "batch": "N"}
+        metavar = {
+            "arena": "SIZE",
+            "arena_max": "SIZE",
+            "read_threads": "N",
+            "batch": "N",
+            "metrics": "ADDRESS",
+        }
         parser.add_argument(
             "--" + name.replace("_", "-"),
             metavar=metavar.get(name, "DIR" if name.endswith("_dir") else name.upper()),
@@ -193,6 +203,12 @@ def _count(value: object, where: str, largest: int) -> int:
     return int(text)
 
 
+def _metrics(value: object, where: str) -> str:
+    address = _text(value, where)
+    parse_address(address, where)
+    return address
+
+
 def _switch(value: object, where: str) -> bool:
     if isinstance(value, bool):
         return value
@@ -218,6 +234,7 @@ _CONVERTERS = {
     "read_mode": lambda value, where: _choice(value, where, READ_MODES),
     "policy": lambda value, where: _choice(value, where, POLICIES),
     "batch": lambda value, where: _count(value, where, MAX_BATCH),
+    "metrics": _metrics,
     "no_save": _switch,
     "allowed_uids": _uids,
 }

@@ -27,7 +27,8 @@ from .cache import SlotCache
 from .cache_parts import CacheLimits, CacheMemory
 from .checksums import Checksums
 from .config import DaemonConfig
-from .hot_list import HotList
+from .exporter_child import check_exporter
+from .lifetime import Lifetime
 from .loading import ExpertLoading
 from .lock import RuntimeLock, prepare_directory
 from .log import log
@@ -42,9 +43,9 @@ from .reader import ExpertReader, Key
 from .reader_threads import ReaderThreads
 from .row_table import RowTable
 from .rows import EngramRows
-from .saver import Saver
 from .server import Server
 from .source import FileSource, Source
+from .upkeep import Upkeep
 from .works import Works
 
 FINISH_S = 1.0  # how long the reads in hand are waited for at the end
@@ -65,6 +66,8 @@ class Daemon:
     ) -> None:
         """Open the model, take the lock, map the arena and listen. Raises HeadraceError."""
         began = time.monotonic()
+        if config.metrics:
+            check_exporter()
         checkpoint = open_checkpoint(resolve_model(config.model))
         top_k_batch = checkpoint.config.top_k * config.batch
         planned = plan(
@@ -96,8 +99,7 @@ class Daemon:
         self.cache = works.loading.cache
         self._server = Server(config, self._loop, works)
         self._loop.add_reader(self._wake, self._take_reads)
-        hot_list = HotList(self._state, self._arena.view.headers)
-        self._saver = Saver([works.reader.checksums.save, hot_list.save])
+        self._upkeep = Upkeep(config, self._loop, works, self._state)
         log(f"{describe(self._arena)}; ready after {time.monotonic() - began:.3f} s")
 
     def run(self, *, stop_on_signals: bool = False) -> None:
@@ -147,6 +149,7 @@ class Daemon:
             ranges=ranges,
             rows=EngramRows(tables, arena.view.ring, threads, self._signal),
             counters=counters,
+            lifetime=Lifetime(arena.view.counters, is_adopted=arena.is_adopted),
             top_k_batch=checkpoint.config.top_k * config.batch,
             descriptor_path=config.descriptor_path,
             settings={
@@ -177,6 +180,7 @@ class Daemon:
         if stop_on_signals:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(number, self._loop.stop)
+        self._upkeep.begin()
         identity = self._arena.identity
         if not self._is_kept:
             notify("FDSTOREREMOVE=1\nFDNAME=" + ARENA_NAME)
@@ -191,7 +195,7 @@ class Daemon:
             self._source.close()
         else:
             log("a read does not return: the process ends without it")
-        self._saver.close()
+        self._upkeep.close()
         self._arena.note_clean()
         self._server.close()
         self._loop.remove_reader(self._wake)

@@ -14,6 +14,7 @@ from .log import log
 from .metrics import Counters
 from .outcome import FetchAnswer, Load, Purpose, WindowAnswer
 from .read_faults import ReadFaults
+from .read_times import ReadTimes
 from .reader import ExpertRead, ExpertReader, ReadResult
 from .reader_threads import Lane
 
@@ -78,6 +79,7 @@ class ExpertLoading:
         self._counters = counters
         self._under_way: dict[tuple[int, int], UnderWay] = {}
         self.window = WindowReads()
+        self.read_times = ReadTimes()
 
     def settle(self) -> tuple[list[WindowAnswer], list[FetchAnswer]]:
         """Start what fell due; return the answers that did."""
@@ -185,6 +187,7 @@ class ExpertLoading:
         counters.reads += 1
         counters.bytes_read += result.n_bytes
         counters.read_ns += result.read_ns
+        self.read_times.note(result.read_ns)
         if read.lane is Lane.DEMAND:
             window = self.window
             window.n_bytes += result.n_bytes

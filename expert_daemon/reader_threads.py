@@ -68,6 +68,10 @@ class ReaderThreads:
         """Pieces of work that no thread has begun."""
         return sum(len(lane) for lane in self._lanes)
 
+    def depths(self) -> dict[str, int]:
+        """Pieces of work that no thread has begun, by lane."""
+        return {lane.name.lower(): len(self._lanes[lane]) for lane in Lane}
+
     def relieve(self, stuck_ns: int) -> int:
         """Begin a thread for each that has been in one piece of work for longer than this.
 

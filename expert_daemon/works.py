@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .arena import Arena
 from .budget import Budget
+from .lifetime import Lifetime
 from .loading import ExpertLoading
 from .metrics import Counters
 from .range_reader import RangeReader
@@ -30,6 +31,7 @@ class Works:
     ranges: RangeReader
     rows: EngramRows
     counters: Counters
+    lifetime: Lifetime
     top_k_batch: int
     descriptor_path: Path
     settings: Mapping[str, Value]  # for Stats

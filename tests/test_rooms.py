@@ -17,7 +17,7 @@ WIRE = {"numpy", "zmq", "msgpack", "xxhash"}
 ALLOWED = {
     "protocol": WIRE,
     "kernels": {"torch", "triton"},
-    "expert_daemon": {"protocol", "numpy", "zmq", "xxhash", "uvloop"},
+    "expert_daemon": {"protocol", "numpy", "zmq", "xxhash", "uvloop", "prometheus_client"},
     "compute": {"protocol", "kernels", "numpy", "torch", "zmq", "tokenizers", "rich", "uvloop"},
     "compute/frontend": {
         *("protocol", "numpy", "zmq", "tokenizers", "rich", "uvloop"),

@@ -1,0 +1,62 @@
+"""What a daemon sees to beside serving: what it saves, counts for good, and shows to others.
+
+`begin` and `close` and the ticks between them run on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+
+from .config import DaemonConfig
+from .exporter_child import ExporterChild
+from .hot_list import HotList
+from .model_state import ModelState
+from .saver import Saver
+from .works import Works
+
+TICK_S = 0.5
+
+
+class Upkeep:
+    """Saves every minute, counts twice a second, keeps the exporter running."""
+
+    def __init__(
+        self,
+        config: DaemonConfig,
+        loop: asyncio.AbstractEventLoop,
+        works: Works,
+        state: ModelState,
+    ) -> None:
+        self._loop = loop
+        self._works = works
+        hot_list = HotList(state, works.arena.view.headers)
+        self._saver = Saver([works.reader.checksums.save, hot_list.save])
+        self._exporter: ExporterChild | None = None
+        if config.metrics:
+            self._exporter = ExporterChild(config.runtime_dir, config.metrics)
+        self._next_tick: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Start; the daemon serves by now."""
+        self._tick()
+
+    def close(self) -> None:
+        """Save and count a last time, end the exporter."""
+        if self._next_tick is not None:
+            self._next_tick.cancel()
+        if self._exporter is not None:
+            self._exporter.close()
+        self._saver.close()
+        self._count()
+
+    def _tick(self) -> None:
+        self._next_tick = self._loop.call_later(TICK_S, self._tick)
+        if self._exporter is not None:
+            self._exporter.tend()
+        self._count()
+
+    def _count(self) -> None:
+        works = self._works
+        own = asdict(works.loading.cache.counters) | works.counters.values()
+        works.lifetime.note(own)

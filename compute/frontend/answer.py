@@ -172,7 +172,7 @@ class Answer:
                     self.position = told.position
                     yield Moved(told.position)
                 elif isinstance(told, Progress):
-                    self.progress = told
+                    self.position, self.progress = 0, told
                 elif isinstance(told, Tokens):
                     piece = self._piece(told)
                     if piece.events or piece.chances:

@@ -63,7 +63,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, frontend: Frontend, listener: socket.socket) -> None:
         config = frontend.config
         settings = uvicorn.Config(
-            build_app(frontend),  # type: ignore[arg-type]
+            build_app(frontend),
             http=TimedConnection,
             ws="none",
             lifespan="off",

@@ -28,10 +28,11 @@ from protocol.sizes import parse_size
 from .metrics_address import parse_address
 
 ENVIRONMENT_PREFIX = "HEADRACE_"
-POLICIES = ("lfu-da", "lru")
+POLICIES = ("lfu-da", "lru", "lru-random")
 READ_MODES = ("direct", "buffered")
 MAX_READ_THREADS = 64
 MAX_BATCH = 4096
+_SIZES = ("arena", "arena_max", "trace_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class DaemonConfig:
     batch: int = 1  # tokens decoded at once, for the smallest legal arena
     metrics: str = ""  # where Prometheus metrics are served, see metrics_address; "": nowhere
     no_save: bool = False  # write nothing into the state directory
+    trace: Path | None = None  # file that routing traces are recorded into; None: none are
+    trace_size_bytes: int = 64 << 20  # of that file; once full it becomes an older part
     allowed_uids: tuple[int, ...] = ()  # further user ids that may attach, beside our own
 
     @property
@@ -94,10 +97,12 @@ _OPTIONS = {
     "state_dir": "what outlives a restart of the machine (default: $XDG_STATE_HOME/headrace)",
     "read_threads": "threads that read experts (default: 8)",
     "read_mode": "direct or buffered (default: direct)",
-    "policy": "which expert is evicted first: lfu-da or lru (default: lfu-da)",
+    "policy": "which expert is evicted first: lfu-da, lru or lru-random (default: lfu-da)",
     "batch": "tokens decoded at once, for the smallest legal arena (default: 1)",
     "metrics": "serve Prometheus metrics at 127.0.0.1:PORT or unix:/PATH (default: nowhere)",
     "no_save": "write nothing into the state directory",
+    "trace": "record each step's picks into this file, for `headrace simulate`",
+    "trace_size": "size at which the trace becomes FILE.1, of which 7 are kept (default: 64MiB)",
     "allowed_uids": "further user ids that may attach, separated by commas",
 }
 
@@ -123,6 +128,8 @@ def _parser() -> argparse.ArgumentParser:
             "arena_max": "SIZE",
             "read_threads": "N",
             "batch": "N",
+            "trace": "FILE",
+            "trace_size": "SIZE",
             "metrics": "ADDRESS",
         }
         parser.add_argument(
@@ -151,7 +158,7 @@ def _toml_values(path: Path) -> dict[str, tuple[Any, str]]:
 def _checked(values: Mapping[str, tuple[Any, str]], environment: Mapping[str, str]) -> DaemonConfig:
     built: dict[str, Any] = {}
     for name, (value, where) in values.items():
-        field = name + "_bytes" if name in ("arena", "arena_max") else name
+        field = name + "_bytes" if name in _SIZES else name
         built[field] = _CONVERTERS[name](value, where)
     if "model" not in built:
         raise ConfigError("no model given: --model DIR, HEADRACE_MODEL or `model` in the TOML file")
@@ -236,6 +243,8 @@ _CONVERTERS = {
     "batch": lambda value, where: _count(value, where, MAX_BATCH),
     "metrics": _metrics,
     "no_save": _switch,
+    "trace": _directory,
+    "trace_size": parse_size,
     "allowed_uids": _uids,
 }
 assert {f.name.removesuffix("_bytes") for f in fields(DaemonConfig)} == set(_OPTIONS)

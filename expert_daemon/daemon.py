@@ -41,10 +41,13 @@ from .read_faults import ReadFaults
 from .read_plan import Fragment
 from .reader import ExpertReader, Key
 from .reader_threads import ReaderThreads
+from .routing_trace import shape_of
 from .row_table import RowTable
 from .rows import EngramRows
 from .server import Server
 from .source import FileSource, Source
+from .tiers import TieredPolicy
+from .trace import Tracing
 from .upkeep import Upkeep
 from .works import Works
 
@@ -97,6 +100,9 @@ class Daemon:
         self._bug: BaseException | None = None
         works = self._make_works(config, checkpoint, planned)
         self.cache = works.loading.cache
+        self._tracing = works.tracing
+        if config.trace is not None:
+            self._tracing.start(config.trace)
         self._server = Server(config, self._loop, works)
         self._loop.add_reader(self._wake, self._take_reads)
         self._upkeep = Upkeep(config, self._loop, works, self._state)
@@ -148,6 +154,7 @@ class Daemon:
             threads=threads,
             ranges=ranges,
             rows=EngramRows(tables, arena.view.ring, threads, self._signal),
+            tracing=Tracing(shape_of(checkpoint), config.trace_size_bytes),
             counters=counters,
             lifetime=Lifetime(arena.view.counters, is_adopted=arena.is_adopted),
             top_k_batch=checkpoint.config.top_k * config.batch,
@@ -190,6 +197,7 @@ class Daemon:
     def _finish(self) -> None:
         notify("STOPPING=1")
         self._server.stop_receiving()
+        self._tracing.stop()
         if self._threads.close(FINISH_S):
             self._server.take_reads()
             self._source.close()
@@ -233,7 +241,7 @@ def _make_cache(
     memory = CacheMemory(
         view.table, view.headers[: planned.n_slots], view.table_sequence, view.table_version
     )
-    policy = make_policy(config.policy, checkpoint.config.n_keys)
+    policy = TieredPolicy(make_policy(config.policy, checkpoint.config.n_keys), view.tier)
     limits = CacheLimits(planned.budget.free_pool, planned.budget.lease_quota)
     if not arena.is_adopted:
         return SlotCache.empty(memory, policy, limits)

@@ -38,6 +38,7 @@ class EngineDesk:
         self._cache = works.loading.cache
         self._budget = works.budget
         self._counters = works.counters
+        self._tracing = works.tracing
         self._descriptor_address = str(works.descriptor_path)
         self._reads: dict[int, WindowReads] = {}
 
@@ -147,7 +148,8 @@ class EngineDesk:
         self._outbox.send(session, self.welcome(session, message.request))
 
     def touch(self, _session: Session, message: Touch) -> None:
-        """Count a step's picks."""
+        """Count a step's picks, and record them where a trace is on."""
+        self._tracing.record(message.step, message.picks)
         picks = np.frombuffer(message.picks, "<u2").reshape(-1, 2)
         self._counters.touches += self._cache.touch(message.step, picks)
 

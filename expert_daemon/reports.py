@@ -52,6 +52,7 @@ class Reports:
             **works.settings,
             **asdict(self._cache.counters),
             **works.counters.values(),
+            **works.tracing.values(),
             **works.lifetime.values(),
             "pid": os.getpid(),
             "generation": arena.identity.daemon_generation,

@@ -31,6 +31,7 @@ from .reports import Reports
 from .router import Router
 from .row_desk import RowDesk
 from .sessions import Session, Sessions
+from .trace_desk import TraceDesk
 from .works import Works
 
 TICK_S = 0.5
@@ -62,6 +63,7 @@ class Server:
         self._engines = EngineDesk(sessions, outbox, works)
         self._fetches = FetchDesk(sessions, outbox, works, loop, self.settle)
         self._rows = RowDesk(sessions, outbox, works)
+        self._traces = TraceDesk(works.tracing, outbox)
         self._reports = Reports(sessions, outbox, works)
         self._fault_desk = FaultDesk(outbox, works)
         self._liveness = Liveness(sessions, outbox)
@@ -133,7 +135,7 @@ class Server:
             messages.Consumed: Rule(engines.consumed, "engine"),
             messages.Resize: Rule(self._resize),
             messages.Unquarantine: Rule(self._fault_desk.unquarantine),
-            messages.Trace: Rule(self._not_yet),
+            messages.Trace: Rule(self._traces.trace),
             messages.Hint: Rule(_pass_over, "engine"),
             messages.Dropped: Rule(_pass_over, "engine"),
             messages.Warm: Rule(_pass_over),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from protocol.errors import ConfigError
-from protocol.wire.messages import Answered, Touch, Trace
+from protocol.wire.messages import Answered, Trace
 
 from .outbox import Outbox
 from .sessions import Session
@@ -13,7 +13,7 @@ from .trace import Tracing
 
 
 class TraceDesk:
-    """Answers Trace, and passes on what Touch says."""
+    """Answers Trace."""
 
     def __init__(self, tracing: Tracing, outbox: Outbox) -> None:
         self._tracing = tracing
@@ -27,10 +27,6 @@ class TraceDesk:
         except ConfigError as error:
             answer = Answered(message.request, ok=False, text=str(error))
         self._outbox.send(session, answer)
-
-    def touch(self, message: Touch) -> None:
-        """Record a step's picks where a trace is on."""
-        self._tracing.record(message.step, message.picks)
 
     def _start(self, path: str) -> str:
         if not path.startswith("/"):

@@ -15,6 +15,7 @@ from .range_reader import RangeReader
 from .reader import ExpertReader
 from .reader_threads import ReaderThreads
 from .rows import EngramRows
+from .trace import Tracing
 
 Value = int | float | str
 
@@ -30,6 +31,7 @@ class Works:
     threads: ReaderThreads
     ranges: RangeReader
     rows: EngramRows
+    tracing: Tracing
     counters: Counters
     lifetime: Lifetime
     top_k_batch: int

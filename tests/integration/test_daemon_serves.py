@@ -214,7 +214,7 @@ def test_a_message_for_another_role_is_refused(daemon, engine):
 
 def test_what_is_not_built_yet_is_answered(engine):
     send, receive = engine._connection.send, engine._connection.receive
-    send(m.Trace(50, "/x", True))
+    send(m.Trace(50, "x", True))
     answer = receive(_deadline())
     assert (answer.request, answer.ok) == (50, False)
     send(m.Resize(51, 1 << 30))

@@ -9,6 +9,7 @@ grammar comes from the frontend in the library's own text form; here it meets th
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ MISSING = "grammars need the package llguidance: install headrace[serve]"
 class Grammars:
     """Makes the grammars of one model; reads its tokenizer when the first one is asked for."""
 
-    def __init__(self, tokenizer_file: Path, vocab_size: int, end_id: int) -> None:
-        self._tokenizer_file = tokenizer_file
+    def __init__(self, tokenizer: Path | Callable[[], str], vocab_size: int, end_id: int) -> None:
+        """Take a tokenizer.json, or what gives the text of one."""
+        self._source = tokenizer
         self._vocab_size = vocab_size
         self._end_id = end_id
 
@@ -49,12 +51,13 @@ class Grammars:
 
     @cached_property
     def _tokenizer(self) -> Any:
+        source = self._source
+        text = str(source) if isinstance(source, Path) else source()
         try:
-            return self._library.LLTokenizer(
-                str(self._tokenizer_file), n_vocab=self._vocab_size, eos_token=self._end_id
-            )
+            return self._library.LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._end_id)
         except (ValueError, RuntimeError) as error:
-            raise ConfigError(f"{self._tokenizer_file}: no grammar can use it: {error}") from error
+            where = source if isinstance(source, Path) else "the model's tokenizer"
+            raise ConfigError(f"{where}: no grammar can use it: {error}") from error
 
 
 class Grammar:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from protocol.errors import ConfigError
@@ -10,22 +12,25 @@ from protocol.files.slice_map import ExpertLayout
 
 from .config import DEFAULT_CONTEXT, ComputeConfig
 from .experts.arena_view import PieceShapes
-from .frontend.token_map import load_token_map
+from .frontend.token_map import token_map_of
 from .model.model import Model
 from .model.precision import Precision
 from .model.weights import load_weights
 
+_LOG = logging.getLogger("headrace.compute")
 _SMALL_LAYER_BYTES = 16 << 20  # dense weights of one layer, as stored
 
 
 def load_model(checkpoint: Checkpoint, config: ComputeConfig) -> Model:
     """Read the dense weights to the device and return the model; raises ConfigError, ShardError."""
     torch.set_num_threads(config.threads or find_threads(checkpoint))
+    for note in (*checkpoint.warnings, *checkpoint.notes()):
+        _LOG.info("%s", note)
     device = find_device(config.device)
     return Model(
         checkpoint.config,
         load_weights(checkpoint, device),
-        load_token_map(checkpoint.directory, checkpoint.config),
+        token_map_of(checkpoint),
         Precision(config.precision),
         device,
         vendor_decode_defect=config.vendor_decode_defect,

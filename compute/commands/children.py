@@ -212,7 +212,7 @@ class DaemonChild:
 
 def daemon_arguments(config: ComputeConfig, model: Path) -> list[str]:
     """Return the flags of a daemon for `model` at what the settings say."""
-    arguments = ["--model", str(model.resolve())]
+    arguments = ["--model", str(model.absolute())]
     if config.arena is not None:
         arguments += ["--arena", str(config.arena)]
     if config.read_threads is not None:

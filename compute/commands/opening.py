@@ -51,11 +51,13 @@ class Opened:
 def opened(config: ComputeConfig, display: Display) -> Iterator[Opened]:
     """Open everything that a generation needs, and close it at the end."""
     checkpoint = open_checkpoint(resolve_model(config.model))
-    tokenizer = Tokenizer.load(checkpoint.directory)
+    tokenizer = Tokenizer.of(checkpoint)
+    for note in (*checkpoint.warnings, *checkpoint.notes()):
+        display.line(note)
     environment = os.environ
     with contextlib.ExitStack() as stack:
         with display.loading(config.model):
-            daemon = stack.enter_context(daemon_in_use(config, checkpoint.directory, environment))
+            daemon = stack.enter_context(daemon_in_use(config, checkpoint.path, environment))
             engine = _load(config, checkpoint, daemon, stack)
         yield Opened(config, checkpoint, tokenizer, engine, daemon)
 

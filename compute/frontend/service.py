@@ -62,11 +62,11 @@ class Frontend:
     def __init__(self, config: FrontendConfig, paths: RuntimePaths) -> None:
         self.config = config
         self.checkpoint: Checkpoint = open_checkpoint(resolve_model(config.model))
-        self.tokenizer = Tokenizer.load(self.checkpoint.directory)
+        self.tokenizer = Tokenizer.of(self.checkpoint)
         self.encoding = Encoding(self.tokenizer, config.encoding(), template=config.chat_template)
         self.link = ComputeLink(paths, self.checkpoint.fingerprint)
         self.metrics = Metrics()
-        self.name = config.served_name or self.checkpoint.directory.name
+        self.name = config.served_name or self.checkpoint.path.absolute().name
         self.fingerprint = "headrace-" + self.checkpoint.fingerprint.hex()[:12]
         self.started = int(time.time())
         self.recent: deque[Remembered] = deque(maxlen=MAX_REMEMBERED)

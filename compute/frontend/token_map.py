@@ -1,6 +1,7 @@
 """The Engram token map: ids whose texts differ by case, accents or blanks share a compressed id.
 
-Built from `tokenizer.json` with the tokenizers library's own normalizers; imports no torch.
+Built from the model's tokenizer with the tokenizers library's own normalizers; imports no torch. A
+GGUF may state the map as well: a wrong one is plausible garbage, so it has to be the one built.
 Source: model specification, section 3.2, Token map.
 """
 
@@ -14,12 +15,43 @@ from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, normalizers
 
 from protocol.errors import ConfigError
+from protocol.files.checkpoint import Checkpoint
 from protocol.files.model_config import ModelConfig
+
+from .gguf_tokenizer import KEY, gguf_vocabulary
 
 TOKENIZER_NAME = "tokenizer.json"
 MAP_NAME = "engram_token_map.json"
+TOKENS_KEY = KEY + "tokens"
 _REPLACEMENT = "\ufffd"
 _LONE_SPACE = "\ue000"
+
+
+def token_map_of(checkpoint: Checkpoint) -> NDArray[np.int64]:
+    """Return the token map [vocab_size] of a model; raises ConfigError.
+
+    Of a GGUF it is built from a tokenizer.json beside it or from its own tokens and compared with
+    the map in its metadata, where that is there; without any tokens the map stands alone.
+    """
+    if checkpoint.gguf is None:
+        return load_token_map(checkpoint.directory, checkpoint.config)
+    index, stored = checkpoint.gguf.index, checkpoint.gguf.model.engram.token_map
+    config, path = checkpoint.config, checkpoint.directory / TOKENIZER_NAME
+    if path.is_file():
+        tokenizer = load_raw_tokenizer(path)
+    elif TOKENS_KEY in index.metadata or stored is None:
+        path, tokenizer = index.shards[0].path, gguf_vocabulary(index)
+    else:
+        return stored
+    token_map = build_token_map(tokenizer, config.vocab_size)
+    if stored is not None and not np.array_equal(stored, token_map):
+        token = int(np.flatnonzero(stored != token_map)[0])
+        raise ConfigError(
+            f"{index.shards[0].path}: the token map in its metadata gives id {token} the "
+            f"compressed id {stored[token]}, the tokens of {path.name} give {token_map[token]}"
+        )
+    _check_count(path, token_map, config)
+    return token_map
 
 
 def load_token_map(directory: Path, config: ModelConfig) -> NDArray[np.int64]:
@@ -34,12 +66,7 @@ def load_token_map(directory: Path, config: ModelConfig) -> NDArray[np.int64]:
     else:
         path = directory / MAP_NAME
         token_map = _read_map(path, config.vocab_size)
-    n_compressed = int(token_map.max()) + 1
-    if config.engram_layers and n_compressed != config.engram_compressed_vocab:
-        raise ConfigError(
-            f"{path}: gives {n_compressed} compressed ids, engram_compressed_vocab_size is "
-            f"{config.engram_compressed_vocab}"
-        )
+    _check_count(path, token_map, config)
     return token_map
 
 
@@ -64,6 +91,15 @@ def build_token_map(tokenizer: Tokenizer, vocab_size: int) -> NDArray[np.int64]:
             key = normalise(text) or text
         token_map[token] = numbers.setdefault(key, len(numbers))
     return token_map
+
+
+def _check_count(path: Path, token_map: NDArray[np.int64], config: ModelConfig) -> None:
+    n_compressed = int(token_map.max()) + 1
+    if config.engram_layers and n_compressed != config.engram_compressed_vocab:
+        raise ConfigError(
+            f"{path}: gives {n_compressed} compressed ids, engram_compressed_vocab_size is "
+            f"{config.engram_compressed_vocab}"
+        )
 
 
 def _normalizer() -> normalizers.Sequence:

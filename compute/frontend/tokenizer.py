@@ -1,4 +1,4 @@
-"""Text to token ids and back, from a model's tokenizer.json. Imports no torch.
+"""Text to token ids and back, from a tokenizer.json or a GGUF's metadata. Imports no torch.
 
 Invariants: an incremental decoder never lets half a character out, and the joined pieces are the
 text of all ids at once; ids of the special tokens are looked up by their text, never assumed.
@@ -17,6 +17,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
 from protocol.errors import ConfigError
+from protocol.files.checkpoint import Checkpoint
+
+from .gguf_tokenizer import gguf_tokenizer
+from .token_map import TOKENIZER_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +76,23 @@ class Tokenizer:
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
         """Read `directory`/tokenizer.json. Raises ConfigError when it is missing or unreadable."""
-        path = directory / "tokenizer.json"
+        path = directory / TOKENIZER_NAME
         if not path.is_file():
             raise ConfigError(f"{path}: no such file; the model's folder must hold its tokenizer")
         try:
             return cls(Backend.from_file(str(path)))
         except Exception as error:  # the library raises bare Exception for every fault
             raise ConfigError(f"{path}: not a readable tokenizer: {error}") from error
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Tokenizer:
+        """Return a model's tokenizer: its tokenizer.json, else what a GGUF's metadata hold.
+
+        Raises ConfigError where neither is there or usable.
+        """
+        if checkpoint.gguf is None or (checkpoint.directory / TOKENIZER_NAME).is_file():
+            return cls.load(checkpoint.directory)
+        return cls(gguf_tokenizer(checkpoint.gguf.index))
 
     @property
     def n_ids(self) -> int:

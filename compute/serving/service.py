@@ -6,12 +6,15 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
 
 from compute.config import ComputeConfig
 from compute.connecting import connect_engine
 from compute.experts.miss_client import MissClient, Waiting
+from compute.frontend.gguf_tokenizer import gguf_tokenizer
+from compute.frontend.token_map import TOKENIZER_NAME
 from compute.grammar import Grammars
 from compute.load import expert_shapes, find_context, load_model
 from compute.session import Engine
@@ -54,7 +57,7 @@ def _run(
     report = _Report(engine, queue)
     model = Model(checkpoint.fingerprint, own.vocab_size, engine.context)
     server = Server(paths, model, queue, report.values)
-    grammars = Grammars(checkpoint.directory / "tokenizer.json", own.vocab_size, own.eos_id)
+    grammars = Grammars(tokenizer_text(checkpoint), own.vocab_size, own.eos_id)
     worker = Worker(engine, queue, grammars, server.send)
     report.attach(worker, server)
 
@@ -65,12 +68,26 @@ def _run(
         signal.signal(number, stop)
     server.start()
     notify("READY=1")
-    _LOG.info("serving %s", checkpoint.directory)
+    _LOG.info("serving %s", checkpoint.path)
     try:
         worker.run()
     finally:
         notify("STOPPING=1")
         server.close()
+
+
+def tokenizer_text(checkpoint: Checkpoint) -> Path | Callable[[], str]:
+    """Return the model's tokenizer.json, or what writes one from a GGUF's metadata."""
+    path, gguf = checkpoint.directory / TOKENIZER_NAME, checkpoint.gguf
+    if gguf is None or path.is_file():
+        return path
+    index = gguf.index
+
+    def written() -> str:
+        text: str = gguf_tokenizer(index).to_str()
+        return text
+
+    return written
 
 
 class _Report:

@@ -19,7 +19,6 @@ import numpy as np
 from protocol.files.block_sizes import BLOCK_TYPE_OF_ID, BLOCK_TYPE_OF_NAME
 from protocol.files.config_rules import engram_column_rows
 from protocol.files.engram_multipliers import engram_multipliers
-from protocol.files.gguf_config import IMAGE_TEXT
 from protocol.files.gguf_names import gguf_names
 from protocol.files.gguf_table import ROW_ENCODING, ROW_ENCODING_KEY, gguf_shapes
 from protocol.files.model_config import ModelConfig
@@ -135,11 +134,14 @@ def fake_metadata(
     token_map: Sequence[int] | None = None,
     tokens: Sequence[str] | None = None,
 ) -> dict[str, Typed]:
-    """Return the metadata of a model; the token map is `id // 2` unless given."""
+    """Return the metadata of a model; the token map is `id // 2` unless given.
+
+    So it is for the tokens, the words of the official fake's tokenizer, unless others are given.
+    """
     multipliers = engram_multipliers(config)
     mapped = [i // 2 for i in range(config.vocab_size)] if token_map is None else token_map
     if tokens is None:
-        tokens = [IMAGE_TEXT if i == config.image_id else f"t{i}" for i in range(config.vocab_size)]
+        tokens = [f"{'wW'[i % 2]}{i // 2}" for i in range(config.vocab_size)]
     primes = engram_column_rows(config)
     offsets = [list(accumulate(row, initial=0))[:-1] for row in primes]
     u32 = {
@@ -196,8 +198,12 @@ def fake_metadata(
         "general.architecture": Typed("string", "deepseek41"),
         **{f"deepseek41.{key}": value for key, value in (plain | arrays).items()},
         "deepseek41.rope.scaling.type": Typed("string", "yarn"),
+        "deepseek41.image_token_id": Typed("u32", config.image_id),
         "tokenizer.ggml.model": Typed("string", "gpt2"),
+        "tokenizer.ggml.pre": Typed("string", "deepseek-v3"),
         "tokenizer.ggml.tokens": Typed("array:string", tokens),
+        "tokenizer.ggml.token_type": Typed("array:i32", [1] * len(tokens)),
+        "tokenizer.ggml.merges": Typed("array:string", []),
         "tokenizer.ggml.bos_token_id": Typed("u32", config.bos_id),
         "tokenizer.ggml.eos_token_id": Typed("u32", config.eos_id),
         "tokenizer.ggml.padding_token_id": Typed("u32", config.pad_id),

@@ -71,11 +71,13 @@ class LocalSources:
 
     def _read_table(self, table: int) -> Tensor:
         entry = self.checkpoint.engram_tables[table]
-        values, scales = (
-            _read(part.shard.path, part.offset, part.n_bytes).view(entry.n_rows, -1)
-            for part in (entry.values, entry.scales)
-        )
-        return torch.cat([values, scales], dim=1)
+        columns = [(entry.values, entry.value_bytes), (entry.scales, entry.scale_bytes)]
+        parts = [
+            _read(part.shard.path, part.offset, part.n_bytes).view(entry.n_rows, width)
+            for part, width in columns
+            if width
+        ]
+        return torch.cat(parts, dim=1)
 
 
 def _read(path: Path, offset: int, n_bytes: int) -> Tensor:

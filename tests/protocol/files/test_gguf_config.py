@@ -14,7 +14,7 @@ import pytest
 from protocol.errors import ConfigError, ShardError
 from protocol.files.block_sizes import BLOCK_TYPE_OF_NAME
 from protocol.files.engram_multipliers import engram_multipliers
-from protocol.files.gguf_config import GgufModel, read_gguf_config
+from protocol.files.gguf_config import IMAGE_TEXT, GgufModel, read_gguf_config
 from protocol.files.gguf_index import load_gguf
 from protocol.files.gguf_names import gguf_names
 from protocol.files.gguf_table import ROW_ENCODING_KEY, checked_tensors, gguf_shapes
@@ -125,6 +125,13 @@ def test_the_released_models_header_gives_the_released_config(tmp_path):
     down = tensors["layers.7.ffn.experts.*.w2.weight"]
     assert (down.block.name, down.n_bytes // 384) == ("Q3_K", 5_068_800)
     assert tensors["layers.1.engram.embed.weight"].row_bytes == 84
+
+
+def test_the_image_token_is_found_by_its_text(tmp_path):
+    tokens = [f"t{i}" for i in range(CONFIG.vocab_size)]
+    tokens[CONFIG.image_id] = IMAGE_TEXT
+    changes = {"image_token_id": None, ".tokenizer.ggml.tokens": Typed("array:string", tokens)}
+    assert read(tmp_path, changes).config == CONFIG
 
 
 def test_sources_come_from_the_presence_of_tensors(tmp_path):
@@ -240,8 +247,11 @@ def array_u32(*numbers: int) -> Typed:
         ),
         ({"engram.token_map": array_u32(*range(63))}, "token_map"),
         ({"engram.token_map": array_u32(*range(1, 65))}, "wanted 64 integers from 0 to 63"),
-        ({".tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens is missing, wanted a list with"),
-        ({".tokenizer.ggml.tokens": Typed("array:string", ["a"])}, "for no other key has its id"),
+        (
+            {"image_token_id": None, ".tokenizer.ggml.tokens": None},
+            "tokenizer.ggml.tokens is missing, wanted a list with",
+        ),
+        ({"image_token_id": None}, "for no other key has its id"),
     ],
 )
 def test_metadata_that_cannot_be_meant_are_refused_by_name(tmp_path, changes, says):

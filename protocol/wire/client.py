@@ -80,7 +80,7 @@ class ExpertClient(EngineCalls, ReaderCalls, RowCalls):
             raise ConfigError(f"role {role!r}: wanted one of {', '.join(m.ROLES)}")
         self.role = role
         self._fingerprint = bytes(fingerprint)
-        self._top_k_batch = int(top_k_batch)
+        self.top_k_batch = int(top_k_batch)
         self._path: Path = RuntimePaths.within(runtime_dir).socket
         self._closed = False
         self._context = zmq.Context()
@@ -97,7 +97,7 @@ class ExpertClient(EngineCalls, ReaderCalls, RowCalls):
             role=self.role,
             fingerprint=self._fingerprint,
             arena_id=arena_id,
-            top_k_batch=self._top_k_batch,
+            top_k_batch=self.top_k_batch,
             pid=os.getpid(),
         )
         return open_connection(self._context, self._path, hello, deadline)

@@ -118,17 +118,17 @@ def decode(frame: bytes | memoryview, bounds: Bounds | None = None) -> Envelope:
     default get it.
     """
     array = _unpacked(frame)
-    if type(array) is not list or len(array) < 3:
+    if type(array) is not tuple or len(array) < 3:
         raise CodecError("syntax", f"found {shown(array)}, wanted [kind, session, generation, ...]")
-    kind, session, generation, *values = array
+    kind, session, generation = array[:3]
+    values = array[3:]
     plan = _PLANS.get(kind) if type(kind) is int else None
     if plan is None:
         raise CodecError("kind", f"kind {shown(kind)} is not known")
     if plan.glance is not None and len(values) == len(plan.names):
         is_ours = type(session) is type(generation) is int and 0 <= session <= U63
         if is_ours and 0 <= generation <= U63 and plan.glance(values, bounds or ANY):
-            final = [tuple(value) if type(value) is list else value for value in values]
-            return Envelope(plan.cls(*final), session, generation)
+            return Envelope(plan.cls(*values), session, generation)
     try:
         message = plan.cls(*_checked(plan, _filled(plan, values), bounds or ANY))
         _check_whole(message, bounds or ANY)
@@ -139,20 +139,22 @@ def decode(frame: bytes | memoryview, bounds: Bounds | None = None) -> Envelope:
 
 
 def _unpacked(frame: bytes | memoryview) -> Any:
-    if len(frame) > MAX_FRAME_BYTES:
-        raise CodecError("size", f"frame of {len(frame)} bytes, wanted at most {MAX_FRAME_BYTES}")
+    n_bytes = len(frame)
+    if n_bytes > MAX_FRAME_BYTES:
+        raise CodecError("size", f"frame of {n_bytes} bytes, wanted at most {MAX_FRAME_BYTES}")
     try:
         # No list is longer than its frame; what claims to be would only cost time to give up.
         return msgpack.unpackb(
             frame,
-            max_array_len=min(MAX_LIST, len(frame)),
-            max_map_len=min(MAX_VALUES, len(frame)),
+            use_list=False,
+            max_array_len=min(MAX_LIST, n_bytes),
+            max_map_len=min(MAX_VALUES, n_bytes),
         )
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CodecError("syntax", f"not msgpack: {type(error).__name__} {error}"[:200]) from None
 
 
-def _filled(plan: _Plan, values: list[Any]) -> list[Any]:
+def _filled(plan: _Plan, values: tuple[Any, ...]) -> tuple[Any, ...]:
     """As many values as the message has fields."""
     wanted = len(plan.names)
     extra = values[wanted:]
@@ -164,7 +166,7 @@ def _filled(plan: _Plan, values: list[Any]) -> list[Any]:
             "fields", f"{plan.cls.__name__}: found {len(values)} fields, wanted {wanted}"
         )
     if missing > 0:
-        return [*values, *plan.defaults[-missing:]]
+        return values + plan.defaults[-missing:]
     return values[:wanted]
 
 
@@ -173,7 +175,7 @@ def _is_plain(value: Any) -> bool:
     pending = [value]
     while pending:
         item = pending.pop()
-        if type(item) is list:
+        if type(item) is tuple:
             pending += item
         elif type(item) is dict:
             pending += item.values()
@@ -209,7 +211,7 @@ def _envelope(value: Any, name: str) -> int:
     return value
 
 
-def _request_number(plan: _Plan, values: list[Any]) -> int:
+def _request_number(plan: _Plan, values: tuple[Any, ...]) -> int:
     numbered = bool(plan.names) and plan.names[0] in ("request", "id") and bool(values)
     if numbered and type(values[0]) is int and 0 < values[0] <= U63:
         return values[0]

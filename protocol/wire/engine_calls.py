@@ -112,6 +112,7 @@ class EngineCalls(Requests):
         step: int = 0,
         ahead: Iterable[tuple[int, int]] = (),
         timeout_ms: float = MISS_MS,
+        give_up: Callable[[], bool] | None = None,
     ) -> ExpertStream:
         """Ask for a chunk's experts of one layer, which may be more than the arena holds.
 
@@ -120,6 +121,7 @@ class EngineCalls(Requests):
         busy        slots that unfinished work still reads, ascending
         ahead       keys that the next layer is expected to want, in that order
         timeout_ms  for each part
+        give_up     asked while waiting for one; once it says so the stream is cancelled
 
         Until it has ended nothing may read a slot but those of experts that a part named and that
         were not consumed.
@@ -138,12 +140,15 @@ class EngineCalls(Requests):
         )
         self._connection.send(request)
         self._open_window = request.request
-        return ExpertStream(self, request, timeout_ms)
+        return ExpertStream(self, request, timeout_ms, give_up)
 
-    def take_part(self, number: int, timeout_ms: float) -> m.SlotChanges:
+    def take_part(
+        self, number: int, timeout_ms: float, give_up: Callable[[], bool] | None
+    ) -> m.SlotChanges:
         """The next part of a stream's answer; at the deadline its final one, after a Cancel."""
+        part: m.SlotChanges | None
         try:
-            part = self._answer(number, m.SlotChanges, Deadline(timeout_ms))
+            part = self._await(number, m.SlotChanges, timeout_ms, give_up)
             if part is None:
                 part = self._cancel_window(number, "Stream", timeout_ms)
         except HeadraceError:

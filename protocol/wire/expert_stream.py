@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from protocol.errors import HeadraceError, ProtocolError
+from protocol.errors import DaemonLost, HeadraceError, ProtocolError
 
 from . import messages as m
 
@@ -23,11 +24,18 @@ class ExpertStream:
     and its final part returned.
     """
 
-    def __init__(self, calls: EngineCalls, request: m.Stream, timeout_ms: float) -> None:
+    def __init__(
+        self,
+        calls: EngineCalls,
+        request: m.Stream,
+        timeout_ms: float,
+        give_up: Callable[[], bool] | None = None,
+    ) -> None:
         self.request = request
         self.ended = False  # the window is closed
         self._calls = calls
         self._timeout_ms = timeout_ms
+        self._give_up = give_up
 
     def __iter__(self) -> Iterator[m.SlotChanges]:
         return self
@@ -37,7 +45,7 @@ class ExpertStream:
         if self.ended:
             raise StopIteration
         try:
-            part = self._calls.take_part(self.request.request, self._timeout_ms)
+            part = self._calls.take_part(self.request.request, self._timeout_ms, self._give_up)
             if len(part.slots) != len(self.request.experts):
                 self._calls.end_session("sent a part that does not fit its stream")
                 raise ProtocolError(
@@ -59,7 +67,8 @@ class ExpertStream:
         """Close the window, if it is open; what came is not applied, a later answer covers it."""
         if not self.ended:
             self.ended = True
-            self._calls.close_window()
+            with suppress(DaemonLost):  # then no window is open
+                self._calls.close_window()
 
     def __enter__(self) -> Self:
         return self

@@ -1,8 +1,8 @@
 """Messages of the token's path, told to be right at a glance.
 
 `GLANCES` has a predicate a message: True only where every check of schema.py would pass and leave
-each value as it is, but for lists, which become tuples. False means nothing: the checks decide,
-and say what is wrong. Values stand in the order of the fields; lists are lists or tuples. Pure.
+each value as it is. False means nothing: the checks decide, and say what is wrong. Values stand in
+the order of the fields. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROW_BYTES = ROW_NUMBER.itemsize
 
 def _ascending(items: Any, end: int) -> bool:
     """At most _FEW integers, each above the one before it, from 0 to end - 1."""
-    if type(items) is not list and type(items) is not tuple:
+    if type(items) is not tuple:
         return False
     before = -1
     for item in items:
@@ -35,7 +35,7 @@ def _ascending(items: Any, end: int) -> bool:
 
 def _slots(items: Any, bounds: Bounds) -> bool:
     """At most _FEW slots, each once."""
-    if type(items) is not list and type(items) is not tuple:
+    if type(items) is not tuple:
         return False
     end = bounds.n_slots
     for item in items:
@@ -43,10 +43,6 @@ def _slots(items: Any, bounds: Bounds) -> bool:
             return False
     n_items = len(items)
     return n_items <= _FEW and n_items <= bounds.n_experts and len(set(items)) == n_items
-
-
-def _empty(items: Any) -> bool:
-    return (type(items) is tuple or type(items) is list) and not items
 
 
 def _miss_request(values: Sequence[Any], bounds: Bounds) -> bool:
@@ -61,7 +57,8 @@ def _miss_request(values: Sequence[Any], bounds: Bounds) -> bool:
         and _ascending(experts, bounds.n_experts)
         and len(experts) > 0
         and _ascending(busy, bounds.n_slots)
-        and _empty(hints)
+        and type(hints) is tuple
+        and not hints
     )
 
 
@@ -75,8 +72,10 @@ def _slot_changes(values: Sequence[Any], bounds: Bounds) -> bool:
         and type(read_ms) is float
         and 0.0 <= read_ms <= U31
         and type(final) is bool
-        and _empty(changes)
-        and _empty(errors)
+        and type(changes) is tuple
+        and not changes
+        and type(errors) is tuple
+        and not errors
         and _slots(slots, bounds)
     )
 
@@ -101,7 +100,8 @@ def _rows_ready(values: Sequence[Any], bounds: Bounds) -> bool:
         and position >= 0
         and n_rows >= 0
         and position + n_rows <= bounds.ring_rows
-        and _empty(errors)
+        and type(errors) is tuple
+        and not errors
     )
 
 

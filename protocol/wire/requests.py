@@ -78,15 +78,22 @@ class Requests:
         Raises DaemonLost, and ends the session, where not even Cancel is answered.
         """
         self._connection.send(message)
+        answer = self._await(number, kinds, timeout_ms, give_up)
+        if answer is not None:
+            return answer, True
+        return self._cancel(number, kinds, type(message).__name__, timeout_ms), False
+
+    def _await(
+        self, number: int, kinds: Any, timeout_ms: float, give_up: Callable[[], bool] | None
+    ) -> Any:
+        """The next answer to a request, None at the deadline or when it was given up."""
         deadline = Deadline(timeout_ms)
         while True:
             wait_ms = deadline.left_ms if give_up is None else min(deadline.left_ms, GIVE_UP_MS)
             answer = self._answer(number, kinds, Deadline(wait_ms))
-            if answer is not None:
-                return answer, True
-            if deadline.left_ms == 0 or (give_up is not None and give_up()):
-                break
-        return self._cancel(number, kinds, type(message).__name__, timeout_ms), False
+            is_over = deadline.left_ms == 0 or (give_up is not None and give_up())
+            if answer is not None or is_over:
+                return answer
 
     def _cancel(self, number: int, kinds: Any, name: str, timeout_ms: float) -> Any:
         self._connection.send(m.Cancel(number))

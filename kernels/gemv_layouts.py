@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 _VALUES = 16
 _REGISTERS = 128
 _VECTORS_AHEAD = 12  # loads of 16 weights that a lane may have on their way
-_WARPS_TO_FILL = 132 * 16  # four for each scheduler of the GPU that this was measured on
+_WARPS_TO_FILL = 132 * 8  # two for each scheduler of the GPU that this was measured on
 
 
 @gluon.jit

@@ -49,7 +49,8 @@ class Admission:
         self._fetches = fetches
         self._hang_up = hang_up
         self._settle = settle
-        self.watch = EngineWatch(loop, self._engine_gone)
+        self._suspects = works.loading.suspects
+        self.watch = EngineWatch(loop, self._engine_died)
         if works.arena.engine_pid:
             log(f"engine {works.arena.engine_pid} lives on from before: waiting for it")
             self.watch.begin(works.arena.engine_pid, connected=False)
@@ -156,6 +157,12 @@ class Admission:
             self.end(session)
             self._settle()
             self._outbox.look_again()
+
+    def _engine_died(self) -> None:
+        """It ended without a word: by a signal, or because its device failed."""
+        log(f"engine {self.watch.last_pid} died without Bye")
+        self._engine_gone()
+        self._suspects.engine_died()
 
     def _engine_gone(self) -> None:
         self._arena.note_engine(0)

@@ -67,6 +67,11 @@ class SlotCache(EngineEvents):
         return self._book.n_usable
 
     @property
+    def n_experts(self) -> int:
+        """Experts of a layer."""
+        return self._book.n_experts
+
+    @property
     def n_closing(self) -> int:
         """Slots beyond those that may be used which are not FREE yet."""
         return self._book.n_closing
@@ -159,6 +164,20 @@ class SlotCache(EngineEvents):
         if key is not None:
             self._serving.landed(key, (code, text))
         self._serving.settle()
+
+    def give_up(self, layer: int, expert: int, slot: int, generation: int) -> bool:
+        """Take a READY key out of the table because its bytes are bad.
+
+        False where a window or a lease keeps it now: try again. True also where the slot has
+        another generation by now, and with it other bytes.
+        """
+        key = layer * self._book.n_experts + expert
+        if self._book.slot_of.get(key) != slot or self._book.generation[slot] != generation:
+            return True
+        if self.window_open or not self._parts.placement.give_up(key):
+            return False
+        self._serving.settle()
+        return True
 
     def bar(self, layer: int, expert: int, code: str, text: str) -> None:
         """Read this key no more: who asks for it while it is absent gets `code` and `text`."""

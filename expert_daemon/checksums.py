@@ -7,13 +7,25 @@ loop's: a checksum is one word, and its own presence (0: not known).
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from .model_state import ModelState
+from .source import Bytes
 
 NAME = "checksums"
+
+
+def slot_checksum(memory: Bytes, pieces: Sequence[tuple[int, int]]) -> int:
+    """Return the xxh3_64 over a slot's pieces, without padding. Source: PROTOCOL.md section 8."""
+    state = xxhash.xxh3_64()
+    for offset, n_bytes in pieces:
+        if n_bytes:
+            state.update(memory[offset : offset + n_bytes].data)
+    return state.intdigest()
 
 
 class Checksums:

@@ -41,14 +41,17 @@ from .read_faults import ReadFaults
 from .read_plan import Fragment
 from .reader import ExpertReader, Key
 from .reader_threads import ReaderThreads
+from .rehash import Rehash
 from .routing_trace import shape_of
 from .row_table import RowTable
 from .rows import EngramRows
 from .server import Server
 from .source import FileSource, Source
+from .suspects import Suspects
 from .tiers import TieredPolicy
 from .trace import Tracing
 from .upkeep import Upkeep
+from .verified import Verified
 from .works import Works
 
 FINISH_S = 1.0  # how long the reads in hand are waited for at the end
@@ -146,10 +149,14 @@ class Daemon:
         faults = ReadFaults(cache, reader, Quarantine(n_layers, n_experts, self._state))
         tables = [RowTable(table, checkpoint.shards, ranges) for table in checkpoint.engram_tables]
         counters = Counters()
+        rehash = Rehash(arena.view.headers, arena.slot, pieces, self._signal)
+        suspects = Suspects(cache, rehash, Verified(arena.view.verified), counters)
+        suspects.begin(all_slots=arena.is_suspect)
+        hedges = planned.budget.hedge
         return Works(
             arena=arena,
             budget=planned.budget,
-            loading=ExpertLoading(cache, reader, arena, counters, faults, planned.budget.hedge),
+            loading=ExpertLoading(cache, reader, arena, counters, faults, suspects, hedges),
             reader=reader,
             threads=threads,
             ranges=ranges,

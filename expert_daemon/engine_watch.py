@@ -21,6 +21,7 @@ class EngineWatch:
         self._pidfd = -1
         self._connected = False
         self.pid = 0  # 0: nobody is watched
+        self.last_pid = 0  # of the process that was watched last
 
     @property
     def absent(self) -> bool:
@@ -30,7 +31,7 @@ class EngineWatch:
     def begin(self, pid: int, *, connected: bool) -> None:
         """Watch this process from now on, with or without a connection."""
         self.end()
-        self.pid = pid
+        self.pid = self.last_pid = pid
         self._connected = connected
         try:
             self._pidfd = os.pidfd_open(pid)

@@ -17,6 +17,7 @@ from .read_faults import ReadFaults
 from .read_times import ReadTimes
 from .reader import ExpertRead, ExpertReader, ReadResult
 from .reader_threads import Lane
+from .suspects import Suspects
 
 SLOW_READ_NS = 2_000_000_000  # of one part, on the drive: then it is read into another slot too
 LOST_READ_NS = 20_000_000_000  # then it is waited for no longer, before the engine's own deadline
@@ -69,10 +70,13 @@ class ExpertLoading:
         arena: Arena,
         counters: Counters,
         faults: ReadFaults,
+        suspects: Suspects,
         max_hedges: int,
     ) -> None:
         self.cache = cache
         self.faults = faults
+        self.suspects = suspects
+        self._hedged: set[tuple[int, int]] = set()  # keys that have or had a second read
         self._max_hedges = max_hedges
         self._reader = reader
         self._arena = arena
@@ -83,6 +87,7 @@ class ExpertLoading:
 
     def settle(self) -> tuple[list[WindowAnswer], list[FetchAnswer]]:
         """Start what fell due; return the answers that did."""
+        self.suspects.give_up_damaged()
         answers: list[WindowAnswer] = []
         fetches: list[FetchAnswer] = []
         while True:
@@ -127,10 +132,14 @@ class ExpertLoading:
                 self.faults.failed(result)
                 self.cache.fail(load, result.code, result.text)
             elif self.cache.finish(load, result.checksum):
+                self.suspects.was_read(load)
                 self._cancel_others(load)
+        self.suspects.take_findings()
 
     def _cancel_others(self, load: Load) -> None:
         """Leave out what is left to read of a key that another read has brought."""
+        if (load.layer, load.expert) not in self._hedged:
+            return
         for other in self._under_way.values():
             same = (other.load.layer, other.load.expert) == (load.layer, load.expert)
             if same and not self.cache.may_publish(other.load):
@@ -156,6 +165,7 @@ class ExpertLoading:
             elif not one.is_hedge and self._n_hedges() < self._max_hedges:
                 twin = self.cache.hedge(one.load)
                 if twin is not None:
+                    self._hedged.add((twin.layer, twin.expert))
                     self._read(twin, Lane.DEMAND, is_hedge=True)
         for line in lines[:MAX_LINES]:
             log(line)

@@ -17,6 +17,8 @@ class Counters:
     read_errors: int = 0  # experts that failed
     slow_reads: int = 0  # whose drive took longer than 2 s
     lost_reads: int = 0  # given up without their return
+    rehashed: int = 0  # slots hashed again after an engine's death
+    hash_mismatches: int = 0  # of these, those that were damaged
     row_requests: int = 0
     rows: int = 0
     row_errors: int = 0

@@ -105,6 +105,16 @@ class Placement:
             self._retired.add(slot, self._book.to_retiring(slot))
         self._counters.n_retirements += len(keys)
 
+    def give_up(self, key: int) -> bool:
+        """Retire a READY key whose bytes are bad; False while it is leased."""
+        slot = self._book.slot_of[key]
+        if slot in self._leases.pins:
+            return False
+        self._residents.drop(key)
+        self._retired.add(slot, self._book.to_retiring(slot))
+        self._counters.n_retirements += 1
+        return True
+
     def retire_closing(self) -> list[int]:
         """Retire READY slots beyond those that may be used, unless leased; return their keys."""
         book = self._book

@@ -17,9 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import xxhash
-
-from .checksums import Checksums
+from .checksums import Checksums, slot_checksum
 from .range_reader import RangeReader, ReadFailure
 from .read_plan import Fragment, Part, plan_parts
 from .reader_threads import Lane, ReaderThreads
@@ -173,7 +171,7 @@ class ExpertReader:
     def _finish(self, read: ExpertRead) -> None:
         checksum = 0
         if read.failure is None:
-            checksum = self._checksum(read)
+            checksum = slot_checksum(read.memory, self._pieces[read.key[0]])
             known = self.checksums.learn(*read.key, checksum)
             if checksum != known:
                 if not read.is_repeated:
@@ -196,12 +194,6 @@ class ExpertReader:
         read.n_unfinished = len(read.parts)
         read.claimed = bytearray(len(read.parts))
         self._submit_parts(read, read.lane)
-
-    def _checksum(self, read: ExpertRead) -> int:
-        state = xxhash.xxh3_64()
-        for offset, n_bytes in self._pieces[read.key[0]]:
-            state.update(read.memory[offset : offset + n_bytes].data)
-        return state.intdigest()
 
     def _result(self, read: ExpertRead, checksum: int) -> ReadResult:
         failure = read.failure

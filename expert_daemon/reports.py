@@ -70,6 +70,7 @@ class Reports:
             "read_retries": works.ranges.n_retries,
             "checksum_retries": works.reader.n_checksum_retries,
             "checksums_known": works.reader.checksums.n_known,
+            "rehash_waiting": works.loading.suspects.n_waiting,
             "reads_not_back": works.loading.faults.n_lost,
             **self._quarantined(),
             "rows_inline": works.rows.n_inline,

@@ -42,11 +42,12 @@ class Upkeep:
         self._tick()
 
     def close(self) -> None:
-        """Save and count a last time, end the exporter."""
+        """Save and count a last time, end what runs beside."""
         if self._next_tick is not None:
             self._next_tick.cancel()
         if self._exporter is not None:
             self._exporter.close()
+        self._works.loading.suspects.close()
         self._saver.close()
         self._count()
 

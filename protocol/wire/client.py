@@ -187,6 +187,19 @@ class ExpertClient(EngineCalls, ReaderCalls, RowCalls):
         answer = self._ask(m.Unquarantine(number, wanted), number, m.Answered, STATS_MS)
         return answer.text
 
+    def trace(self, path: str | os.PathLike[str] | None) -> str:
+        """Have the daemon record each step's picks into this file from now on; None: no longer.
+
+        The path is the daemon's, from / on. Returns what came of it, in words. Raises ConfigError
+        where the file cannot be written or is no trace, and DaemonLost.
+        """
+        number = self._next_number()
+        request = m.Trace(number, "" if path is None else os.fspath(path), path is not None)
+        answer = self._ask(request, number, m.Answered, STATS_MS)
+        if not answer.ok:
+            raise ConfigError(answer.text)
+        return answer.text
+
     def ping(self, timeout_ms: float = STATS_MS) -> float:
         """Milliseconds until the daemon answered; raises DaemonLost where it did not."""
         number = self._next_number()

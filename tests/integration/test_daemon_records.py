@@ -9,6 +9,7 @@ import pytest
 
 from expert_daemon.routing_trace import shape_of
 from expert_daemon.trace_file import read_trace
+from protocol.errors import ConfigError
 from protocol.files.checkpoint import open_checkpoint
 from protocol.wire import messages as m
 from protocol.wire.client import ExpertClient
@@ -127,21 +128,17 @@ def test_a_trace_is_turned_on_and_off_by_message(model, checkpoint, runtime_dir,
     with daemon_thread(model, runtime_dir), engine_of(runtime_dir, checkpoint) as engine:
         touched(engine, [0])
 
-        def turn(path, *, on):
-            number = engine._next_number()
-            return engine._ask(m.Trace(number, str(path), on), number, m.Answered, 5000)
-
-        assert turn(first, on=True).ok
+        assert engine.trace(first) == f"recording to {first}"
         touched(engine, [1, 2])
-        assert turn(second, on=True).text == f"recording to {second}"
+        assert engine.trace(second) == f"recording to {second}"
         touched(engine, [3])
-        for path, text in ((letter, "not a routing trace"), ("here", "wanted a path from / on")):
-            answer = turn(path, on=True)
-            assert not answer.ok
-            assert text in answer.text
+        with pytest.raises(ConfigError, match="not a routing trace"):
+            engine.trace(letter)
+        with pytest.raises(ConfigError, match="wanted a path from / on"):
+            engine.trace("here")
         touched(engine, [4])
-        assert turn("", on=False).text == f"{second} has ended"
-        assert turn("", on=False).text == "no trace was running"
+        assert engine.trace(None) == f"{second} has ended"
+        assert engine.trace(None) == "no trace was running"
         touched(engine, [5])
         assert engine.stats()["trace"] == ""
     assert [keys.tolist() for keys in read_trace(first)[0].steps()] == [keys_of(1), keys_of(2)]

@@ -26,7 +26,7 @@ from .http.connection import TimedConnection
 from .service import Frontend
 
 _LOG = logging.getLogger("headrace.frontend")
-MAX_HEADER_BYTES = 64 << 10
+MAX_HEAD_BYTES = 64 << 10  # of a request's head that has not come whole
 _KEEP_ALIVE_S = 75
 _SPARE_CONNECTIONS = 64  # beyond max_connections, to be told why not
 
@@ -74,7 +74,7 @@ class HttpServer(uvicorn.Server):
             limit_concurrency=config.max_connections + _SPARE_CONNECTIONS,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(config.drain_s)),
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
         super().__init__(settings)
         self._frontend = frontend

@@ -91,8 +91,8 @@ class RunningFrontend:
             model=str(ROOT / "demo"), runtime_dir=runtime_dir, port=0, **settings
         )
         self.frontend = Frontend(config, RuntimePaths.of_compute(runtime_dir))
-        self._listener = listen(config)
-        self.server = HttpServer(self.frontend, self._listener)
+        self.listener = listen(config)
+        self.server = HttpServer(self.frontend, self.listener)
         self.url = self.server.url
         self._thread = threading.Thread(
             target=lambda: uvloop.run(self.server.serve_all()), daemon=True
@@ -111,7 +111,7 @@ class RunningFrontend:
         self.server.stop()
         self._thread.join(10)
         assert not self._thread.is_alive()
-        self._listener.close()
+        self.listener.close()
 
 
 @contextlib.contextmanager

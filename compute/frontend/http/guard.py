@@ -24,6 +24,7 @@ from .errors import ApiError, error_response, shape_of
 _LOG = logging.getLogger("headrace.frontend")
 OPEN_PATHS = frozenset({"/health", "/ready"})
 MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 << 10
 _RETRY_CROWD_S = 1
 
 
@@ -81,8 +82,14 @@ class Guard:
             self._ended(scope, status, time.monotonic() - started)
 
     def _objection(self, scope: MutableMapping[str, Any]) -> ApiError | None:
-        if len(scope["headers"]) > MAX_HEADERS:
-            return ApiError(431, f"{len(scope['headers'])} headers, at most {MAX_HEADERS} are read")
+        found = scope["headers"]
+        n_bytes = sum(len(name) + len(value) for name, value in found)
+        if len(found) > MAX_HEADERS or n_bytes > MAX_HEADER_BYTES:
+            return ApiError(
+                431,
+                f"{len(found)} headers of {n_bytes} bytes; at most {MAX_HEADERS} of "
+                f"{MAX_HEADER_BYTES} bytes together are read",
+            )
         if scope["path"] in OPEN_PATHS:
             return None
         headers = Headers(scope=scope)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from protocol.files.pack_format import PART_BYTES, part_hashes
 from protocol.files.safetensors_header import Shard
 
-JOB_BYTES = 16 << 20
+JOB_BYTES = 4 << 20
 MAX_ALIGNMENT = 1 << 16
 POLL_S = 0.2
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .directory_checks import KeptCheck
     from .file_checks import CheckedFile, Fault
 
-DEFAULT_JOBS = 4
+DEFAULT_JOBS = 8
 MAX_JOBS = 256
 BAD = 1
 

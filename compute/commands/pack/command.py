@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .plan import PackOptions
 
 EXPERTS = ("fp4", "q2k-q3k", "q4k", "q8_0")
-DEFAULT_JOBS = 4
+DEFAULT_JOBS = 8
 MAX_JOBS = 256
 
 

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ConfigError
-from protocol.files.block_sizes import FP4_PER_BYTE
 from protocol.files.checkpoint import Checkpoint
 from protocol.files.model_config import ModelConfig
-from protocol.files.slice_map import PIECES
-from protocol.files.tensor_table import dense_tensors, is_skipped
+from protocol.files.pack_directory import layer_ranges
+from protocol.files.slice_map import PIECES, ExpertLayout
+from protocol.files.tensor_table import dense_tensors
 
 from .machine_memory import MachineMemory
 
@@ -28,7 +28,8 @@ def checkpoint_facts(checkpoint: Checkpoint, memory: MachineMemory) -> dict[str,
     config, image = checkpoint.config, checkpoint.slice_map.image
     kinds = bytes_by_kind(checkpoint)
     return {
-        "directory": str(checkpoint.directory),
+        "directory": str(checkpoint.path),
+        "kind": checkpoint.kind,
         "model_type": "deepseek_v41",
         "fingerprint": checkpoint.fingerprint.hex(),
         "n_layers": config.n_layers,
@@ -48,8 +49,11 @@ def checkpoint_facts(checkpoint: Checkpoint, memory: MachineMemory) -> dict[str,
             "slot_bytes": image.slot_bytes,
             "pieces": dict(zip(PIECES, image.piece_bytes, strict=True)),
         },
+        "formats": formats(checkpoint),
+        "notes": [*checkpoint.warnings, *checkpoint.notes()],
         "token": {
-            "expert_bytes": config.n_layers * config.top_k * image.expert_bytes,
+            "expert_bytes": config.top_k
+            * sum(layout.image.expert_bytes for layout in checkpoint.slice_map.layouts),
             "engram_bytes": sum(table.row_bytes for table in checkpoint.engram_tables)
             * config.engram_columns,
         },
@@ -59,6 +63,7 @@ def checkpoint_facts(checkpoint: Checkpoint, memory: MachineMemory) -> dict[str,
                 "layer": table.layer,
                 "n_rows": table.n_rows,
                 "row_bytes": table.row_bytes,
+                "format": table.format,
                 "scale_bytes": table.scales.n_bytes,
                 "bytes": table.values.n_bytes + table.scales.n_bytes,
             }
@@ -67,21 +72,20 @@ def checkpoint_facts(checkpoint: Checkpoint, memory: MachineMemory) -> dict[str,
         "layers": [layer_role(config, layer) for layer in range(config.n_layers)],
         "memory": asdict(memory),
         "dense_fits_on": dense_places(memory, kinds["dense"]),
+        "packs": packs(checkpoint),
         "arenas": arenas(checkpoint, memory, kinds["dense"]),
     }
 
 
 def bytes_by_kind(checkpoint: Checkpoint) -> dict[str, int]:
-    """Return bytes of data of each kind, and of the shards' headers."""
+    """Return bytes of data of each kind, and of headers, indices and padding."""
     kinds: Counter[str] = Counter(dict.fromkeys(("expert", "engram", "dense", "skipped"), 0))
-    dense = dense_tensors(checkpoint.config)
-    for name, entry in checkpoint.tensors.items():
-        if is_skipped(name):
-            kinds["skipped"] += entry.n_bytes
-        elif name in dense:
-            kinds["dense"] += entry.n_bytes
-        else:
-            kinds["engram" if ".engram.embed." in name else "expert"] += entry.n_bytes
+    for name, kind in checkpoint.tensor_kinds().items():
+        kinds[kind] += checkpoint.tensors[name].n_bytes
+    # A pack's experts are records, no tensors.
+    kinds["expert"] = checkpoint.config.n_experts * sum(
+        layout.image.expert_bytes for layout in checkpoint.slice_map.layouts
+    )
     data_bytes = sum(kinds.values())
     kinds["headers"] = sum(shard.n_bytes for shard in checkpoint.shards) - data_bytes
     return dict(kinds)
@@ -90,15 +94,54 @@ def bytes_by_kind(checkpoint: Checkpoint) -> dict[str, int]:
 def n_parameters(checkpoint: Checkpoint, *, in_tables: bool) -> int:
     """Return the number of weights in the Engram tables, or outside them in the text model.
 
-    Scales do not count; a packed byte holds two weights.
+    Scales do not count.
     """
-    return sum(
-        math.prod(entry.shape) * (FP4_PER_BYTE if entry.dtype == "I8" else 1)
-        for name, entry in checkpoint.tensors.items()
-        if entry.dtype != "F8_E8M0"
-        and not is_skipped(name)
-        and (".engram.embed." in name) is in_tables
-    )
+    config = checkpoint.config
+    if in_tables:
+        return config.engram_head_dim * sum(config.engram_n_rows)
+    dense = dense_tensors(config).values()
+    experts = config.n_keys * 3 * config.hidden_size * config.expert_width
+    return experts + sum(math.prod(t.shape) for t in dense if t.dtype != "F8_E8M0")
+
+
+def formats(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """Return the experts' formats with the layers that have them."""
+    layers: dict[ExpertLayout, list[int]] = {}
+    for layer, layout in enumerate(checkpoint.slice_map.layouts):
+        layers.setdefault(layout, []).append(layer)
+    return [
+        {
+            "format": layout.format,
+            "layers": layer_ranges(numbers),
+            "expert_bytes": layout.image.expert_bytes,
+            "slot_bytes": layout.image.slot_bytes,
+        }
+        for layout, numbers in layers.items()
+    ]
+
+
+def packs(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """Return what `headrace pack` would give for each of its formats, or why it would not."""
+    from .pack.plan import TARGETS, target_layout
+
+    rows: list[dict[str, Any]] = []
+    for name in TARGETS:
+        try:
+            layout = target_layout(checkpoint.config, name, 0)
+        except ConfigError as error:
+            rows.append({"experts": name, "refused": str(error)})
+            continue
+        record_bytes = layout.image.slot_bytes
+        rows.append(
+            {
+                "experts": name,
+                "format": layout.format,
+                "record_bytes": record_bytes,
+                "bytes": checkpoint.config.n_keys * record_bytes,
+                "same_bytes": all(layout == own for own in checkpoint.slice_map.layouts),
+            }
+        )
+    return rows
 
 
 def layer_role(config: ModelConfig, layer: int) -> dict[str, Any]:

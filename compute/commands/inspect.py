@@ -16,18 +16,19 @@ from protocol.sizes import format_size
 if TYPE_CHECKING:
     from rich.table import Table
 
+KIND_NAMES = {"official": "Official checkpoint", "pack": "Expert pack", "gguf": "GGUF"}
 KIND_TEXT = {
     "expert": "routed experts, read by the daemon",
     "engram": "Engram tables, read by the daemon",
     "dense": "everything that compute loads",
     "skipped": "vision, draft stages: left alone",
-    "headers": "headers of the shards",
+    "headers": "headers, indices and padding",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model and the form of the output."""
-    parser.add_argument("model", metavar="DIR", help="model directory, or demo")
+    parser.add_argument("model", metavar="MODEL", help="model directory, .gguf file, or demo")
     parser.add_argument("--json", action="store_true", help="print one object as the last line")
 
 
@@ -59,10 +60,12 @@ def _print(facts: dict[str, Any]) -> None:
         f"up to {facts['max_positions']} positions."
     )
     console.print(
-        f"{facts['n_shards']} shards, {facts['n_tensors']} tensors, all of the right dtype and "
-        f"shape; fingerprint {facts['fingerprint']}."
+        f"{KIND_NAMES[facts['kind']]}: {facts['n_shards']} shards, {facts['n_tensors']} tensors, "
+        f"all of the right dtype and shape; fingerprint {facts['fingerprint']}."
     )
-    for table in (_layers(facts), _kinds(facts), _experts(facts), _arenas(facts)):
+    for note in facts["notes"]:
+        console.print(_escaped(note))
+    for table in (_layers(facts), _kinds(facts), _experts(facts), _packs(facts), _arenas(facts)):
         console.print()
         console.print(table)
     console.print(_memory(facts["memory"]))
@@ -141,8 +144,13 @@ def _experts(facts: dict[str, Any]) -> Table:
     table = _table("Units of reading", "unit", ">size", ">bytes", "note")
     expert, token = facts["expert"], facts["token"]
     pieces = ", ".join(f"{name} {n_bytes:,}" for name, n_bytes in expert["pieces"].items())
-    rows = [
-        ("expert", expert["bytes"], pieces),
+    rows = [("expert", expert["bytes"], f"{facts['formats'][0]['format']}: {pieces}")]
+    if len(facts["formats"]) > 1:
+        rows = [
+            ("expert", row["expert_bytes"], f"{row['format']}, layers {row['layers']}")
+            for row in facts["formats"]
+        ]
+    rows += [
         ("slot", expert["slot_bytes"], "one expert in the arena"),
         ("token, experts", token["expert_bytes"], "when every pick is a miss"),
         ("token, Engram", token["engram_bytes"], "rows of all tables"),
@@ -151,12 +159,23 @@ def _experts(facts: dict[str, Any]) -> Table:
         (
             f"Engram table {t['table']}",
             t["bytes"],
-            f"{t['n_rows']:,} rows of {t['row_bytes']} bytes",
+            f"{t['n_rows']:,} rows of {t['row_bytes']} bytes, {t['format']}",
         )
         for t in facts["engram_tables"]
     ]
     for name, n_bytes, note in rows:
         table.add_row(name, format_size(n_bytes), f"{n_bytes:,}", note)
+    return table
+
+
+def _packs(facts: dict[str, Any]) -> Table:
+    table = _table("What pack would give", "--experts", ">record", ">experts in all", "note")
+    for row in facts["packs"]:
+        if "refused" in row:
+            table.add_row(row["experts"], "-", "-", row["refused"].partition(": ")[2])
+            continue
+        note = "the same bytes" if row["same_bytes"] else f"converted to {row['format']}"
+        table.add_row(row["experts"], f"{row['record_bytes']:,}", format_size(row["bytes"]), note)
     return table
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cache_parts import CacheParts, Engine
-from .outcome import RequestRefused
+from .outcome import RequestRefused, TableChanges
 from .serving import Serving
 from .stream_window import StreamWindow
 from .windows import Window, check_same
@@ -62,6 +62,8 @@ class EngineEvents:
         applied: int,
         epoch_done: int,
         epoch_launched: int = 0,
+        *,
+        is_answered: bool = False,
     ) -> None:
         """Serve a MissRequest: hits, loads in flight adopted, loads begun. Acknowledges too.
 
@@ -69,10 +71,32 @@ class EngineEvents:
         again: nothing while the window is open, else the same answer with the changes since.
         Raises RequestRefused where another window is open, for a number that is older than the
         remembered ones or reused with other experts, or for an `applied` from the future.
+
+        is_answered  what `foretell` said was sent: no answer comes
         """
         keys = self._keys(layer, experts)
         window = Window(request, layer, tuple(experts), keys, frozenset(busy), applied)
+        window.is_answered = is_answered
         self._open(window, step, epoch_done, epoch_launched)
+
+    def foretell(
+        self, request: int, layer: int, experts: Sequence[int], applied: int
+    ) -> tuple[tuple[int, ...], TableChanges] | None:
+        """(slots, changes) of the answer that `open_window` would give now, where all are hits.
+
+        None where it would give none at once. Changes nothing: the owner may send the answer and
+        call `open_window` after that.
+        """
+        versions = self._book.versions
+        may_open = self._parts.engine is Engine.ATTACHED and self._windows.expects(request)
+        if not may_open or applied > versions.current:
+            return None
+        first, slot_of = layer * self._book.n_experts, self._book.slot_of
+        try:
+            slots = tuple([slot_of[first + expert] for expert in experts])
+        except KeyError:
+            return None
+        return slots, versions.since(applied)
 
     def open_stream(
         self,

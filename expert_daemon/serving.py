@@ -156,7 +156,8 @@ class Serving:
             self._place(window)
             if window.complete:
                 self._windows.close(window)
-                self.answer(window, window.applied)
+                if not window.is_answered:
+                    self.answer(window, window.applied)
         self._feed_readers()
         if self._windows.open is None:
             self._settle_idle()

@@ -172,8 +172,10 @@ class SlotBook:
         """Show the scores of those keys that are READY in their headers."""
         slots = self.table.reshape(-1)[keys]
         ready = slots >= 0
-        self._column["score"][slots[ready]] = scores[ready]
-        self._column["last_use"][slots[ready]] = last_uses[ready]
+        if not ready.all():
+            slots, scores, last_uses = slots[ready], scores[ready], last_uses[ready]
+        self._column["score"][slots] = scores
+        self._column["last_use"][slots] = last_uses
 
     def _unname(self, slot: int) -> int:
         key = self.key[slot]

@@ -46,6 +46,8 @@ class VersionLog:
                 "malformed",
                 f"table version {from_version} was applied, the table is at {self._current}",
             )
+        if from_version == self._current:
+            return TableChanges(from_version, from_version, ())
         start = max(from_version, self._floor)
         changed: list[tuple[int, int]] = []
         for key in reversed(self._last):

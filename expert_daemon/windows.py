@@ -33,6 +33,7 @@ class Window:
     faults: dict[int, tuple[str, str]] = field(default_factory=dict)
     n_hits: int = 0
     n_adopted: int = 0
+    is_answered: bool = False  # its owner has sent the answer already
 
     def __post_init__(self) -> None:
         self.key_set = frozenset(self.keys)
@@ -124,6 +125,10 @@ class WindowDesk:
         if self.open is not None and self.open.request == request:
             return self.open
         return self._answered.get(request)
+
+    def expects(self, request: int) -> bool:
+        """Whether a window of this new number may be opened now."""
+        return self.open is None and request > self._highest
 
     def check_new(self, request: int) -> None:
         """Raise RequestRefused where a window of this new number may not be opened now."""

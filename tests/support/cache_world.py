@@ -73,6 +73,7 @@ class World:
         self.to_daemon: deque[Any] = deque()
         self.sent = cache.table_version
         self.answered: dict[int, set[int]] = {}  # request -> experts named so far
+        self.foretold: Any = None  # slots and changes of the answer that is due now
         self.resize: tuple[str, int] | None = None  # what goes on: to how many slots
         self.fetches: dict[tuple[int, int], tuple[Key, ...]] = {}
         self.leases: list[tuple[int, Any]] = []
@@ -87,6 +88,9 @@ class World:
             assert self._is_outstanding(load)
         for load in due.loads:
             assert self.memory.headers[load.slot]["state"] == SlotState.LOADING
+        if self.foretold is not None:
+            told, self.foretold = self.foretold, None
+            assert told in [(answer.slots, answer.table) for answer in due.answers]
         for answer in due.answers:
             self._check_answer(answer)
             self._send(answer)
@@ -357,8 +361,11 @@ class World:
         elif kind == "dropped":
             self._punch()
         elif kind == "ask":
+            asked = fields[0]
+            names = ("request", "layer", "experts", "applied")
+            self.foretold = self.cache.foretell(*(asked[name] for name in names))
             with suppress(RequestRefused):  # crossed with a Cancel or a Resync
-                self.cache.open_window(**fields[0], epoch_launched=launched)
+                self.cache.open_window(**asked, epoch_launched=launched)
         elif kind == "cancel":
             self.cache.cancel(fields[0])
         else:

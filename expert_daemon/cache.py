@@ -67,6 +67,11 @@ class SlotCache(EngineEvents):
         return self._book.n_usable
 
     @property
+    def policy(self) -> Policy:
+        """Which key leaves first; only to look at."""
+        return self._parts.policy
+
+    @property
     def n_experts(self) -> int:
         """Experts of a layer."""
         return self._book.n_experts

@@ -35,6 +35,7 @@ from .log import log
 from .metrics import Counters
 from .model_state import ModelState, shards_stamp
 from .policy import make_policy
+from .policy_section import PolicySection
 from .quarantine import Quarantine
 from .range_reader import MAX_WINDOW_BYTES, RangeReader
 from .read_faults import ReadFaults
@@ -252,6 +253,7 @@ def _make_cache(
     limits = CacheLimits(planned.budget.free_pool, planned.budget.lease_quota)
     if not arena.is_adopted:
         return SlotCache.empty(memory, policy, limits)
+    PolicySection(view.policy, checkpoint.config.n_keys).load(policy)
     return SlotCache.adopt(memory, policy, limits, engine_may_live=arena.engine_pid != 0)
 
 

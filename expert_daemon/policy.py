@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Container
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,15 @@ from .ranking import Keys, Ranking
 
 MOST_USES = 16.0
 OLDEST_SHARE = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyMemory:
+    """What a policy knows beyond its residents' figures; arrays over all keys."""
+
+    age: float  # L of the aging, 0 where a policy has none
+    counts: NDArray[np.float64]
+    last_uses: Keys  # ticks, 0 = never
 
 
 class Policy(Protocol):
@@ -56,6 +66,12 @@ class Policy(Protocol):
     def restore(self, residents: list[tuple[int, float, int]]) -> None:
         """Take (key, score, last_use) of a former daemon's residents; once, when empty."""
 
+    def remember(self) -> PolicyMemory:
+        """What a later daemon's policy of this name is to know; views, to be copied at once."""
+
+    def recall(self, memory: PolicyMemory) -> None:
+        """Take over what an earlier one remembered; once, before `restore`."""
+
 
 class LfuAging:
     """Least frequently used with dynamic aging: score = L + c, as of the key's last use.
@@ -70,6 +86,7 @@ class LfuAging:
         self._ranking = Ranking(n_keys)
         self._count = np.zeros(n_keys, np.float64)
         self._age = 0.0
+        self._recalled = False
 
     def use(self, keys: Keys) -> None:
         """Raise the counts and set the scores anew."""
@@ -112,13 +129,25 @@ class LfuAging:
         return self._ranking.residents
 
     def restore(self, residents: list[tuple[int, float, int]]) -> None:
-        """Take the scores over; L is the lowest of them, c what a score has above it."""
+        """Take the scores over. Without a memory L is the lowest, c what a score has above it."""
         if not residents:
             return
-        self._age = min(score for _, score, _ in residents)
-        for key, score, _ in residents:
-            self._count[key] = min(MOST_USES, score - self._age)
+        if not self._recalled:
+            self._age = min(score for _, score, _ in residents)
+            for key, score, _ in residents:
+                self._count[key] = min(MOST_USES, score - self._age)
         self._ranking.restore(residents)
+
+    def remember(self) -> PolicyMemory:
+        """L, and c and last use of every key."""
+        return PolicyMemory(self._age, self._count, self._ranking.all_last_uses)
+
+    def recall(self, memory: PolicyMemory) -> None:
+        """Go on from there."""
+        self._recalled = True
+        self._age = max(0.0, memory.age)
+        np.clip(memory.counts, 0.0, MOST_USES, out=self._count)
+        self._ranking.recall(memory.last_uses)
 
 
 class Lru:
@@ -170,6 +199,15 @@ class Lru:
         """Take the order over; ticks count anew."""
         for key, _, _ in sorted(residents, key=lambda entry: (entry[2], entry[0])):
             self.admit(key)
+
+    def remember(self) -> PolicyMemory:
+        """The last uses."""
+        last_uses = self._ranking.all_last_uses
+        return PolicyMemory(0.0, np.zeros(len(last_uses)), last_uses)
+
+    def recall(self, memory: PolicyMemory) -> None:
+        """Go on from there."""
+        self._ranking.recall(memory.last_uses)
 
 
 class LruRandom(Lru):

@@ -100,6 +100,16 @@ class Ranking:
         self._n_residents -= bool(self._resident[key])
         self._resident[key] = False
 
+    @property
+    def all_last_uses(self) -> Keys:
+        """Ticks of every key's last use; only to look at."""
+        return self._last_use
+
+    def recall(self, last_uses: Keys) -> None:
+        """Take over every key's last use; once, when empty."""
+        np.maximum(last_uses, 0, out=self._last_use)
+        self._tick = int(self._last_use.max(initial=0))
+
     def restore(self, residents: list[tuple[int, float, int]]) -> None:
         """Take (key, score, last_use) of many; ticks are given anew in the order of last use."""
         for key, score, _ in sorted(residents, key=lambda entry: (entry[2], entry[0])):

@@ -16,7 +16,7 @@ from collections.abc import Container
 import numpy as np
 from numpy.typing import NDArray
 
-from .policy import Policy
+from .policy import Policy, PolicyMemory
 from .ranking import Keys
 
 ABSENT, ON_DEVICE, UPPER_HALF = 0, 1, 2
@@ -104,6 +104,14 @@ class TieredPolicy:
     def restore(self, residents: list[tuple[int, float, int]]) -> None:
         """Take a former daemon's residents."""
         self._policy.restore(residents)
+
+    def remember(self) -> PolicyMemory:
+        """The other policy's."""
+        return self._policy.remember()
+
+    def recall(self, memory: PolicyMemory) -> None:
+        """For the other policy."""
+        self._policy.recall(memory)
 
 
 class _Either(Container[int]):

@@ -12,6 +12,7 @@ from .config import DaemonConfig
 from .exporter_child import ExporterChild
 from .hot_list import HotList
 from .model_state import ModelState
+from .policy_section import PolicySection
 from .saver import Saver
 from .works import Works
 
@@ -35,6 +36,8 @@ class Upkeep:
         self._exporter: ExporterChild | None = None
         if config.metrics:
             self._exporter = ExporterChild(config.runtime_dir, config.metrics)
+        view = works.arena.view
+        self._policy_section = PolicySection(view.policy, view.layout.n_keys)
         self._next_tick: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -49,15 +52,17 @@ class Upkeep:
             self._exporter.close()
         self._works.loading.suspects.close()
         self._saver.close()
-        self._count()
+        self._note()
 
     def _tick(self) -> None:
         self._next_tick = self._loop.call_later(TICK_S, self._tick)
         if self._exporter is not None:
             self._exporter.tend()
-        self._count()
+        self._note()
 
-    def _count(self) -> None:
+    def _note(self) -> None:
+        """Write into the arena what a successor is to go on from."""
         works = self._works
         own = asdict(works.loading.cache.counters) | works.counters.values()
         works.lifetime.note(own)
+        self._policy_section.save(works.loading.cache.policy)

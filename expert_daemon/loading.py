@@ -83,6 +83,7 @@ class ExpertLoading:
         self._counters = counters
         self._under_way: dict[tuple[int, int], UnderWay] = {}
         self.window = WindowReads()
+        self._ahead_bytes = 0
         self.read_times = ReadTimes()
 
     def settle(self) -> tuple[list[WindowAnswer], list[FetchAnswer]]:
@@ -127,7 +128,7 @@ class ExpertLoading:
             load = under_way.load
             if under_way.is_lost:
                 self.faults.returned(load)
-            self._count(result, under_way.read)
+            self._count(result, under_way.read, load)
             if result.code:
                 self.faults.failed(result)
                 self.cache.fail(load, result.code, result.text)
@@ -189,7 +190,12 @@ class ExpertLoading:
         layer, expert = one.read.key
         return f"layer {layer} expert {expert}: {path} from byte {offset} on"
 
-    def _count(self, result: ReadResult, read: ExpertRead) -> None:
+    def take_ahead_bytes(self) -> int:
+        """Return the bytes read ahead that no answer has told of."""
+        n_bytes, self._ahead_bytes = self._ahead_bytes, 0
+        return n_bytes
+
+    def _count(self, result: ReadResult, read: ExpertRead, load: Load) -> None:
         counters = self._counters
         if result.code:
             counters.read_errors += result.code != "CANCELLED"
@@ -198,7 +204,9 @@ class ExpertLoading:
         counters.bytes_read += result.n_bytes
         counters.read_ns += result.read_ns
         self.read_times.note(result.read_ns)
-        if read.lane is Lane.DEMAND:
+        if load.purpose is Purpose.AHEAD:
+            self._ahead_bytes += result.n_bytes
+        elif read.lane is Lane.DEMAND:
             window = self.window
             window.n_bytes += result.n_bytes
             window.first_ns = min(window.first_ns or read.started, read.started)

@@ -2,7 +2,8 @@
 
 Owns the host's slot table and, while a daemon is lost, the wait for its return. Invariants: a slot
 is read only while no window of ours is open or by the layer that opened it; the table's retirements
-are taken at step boundaries only, then acknowledged; after DaemonLost nothing in the arena is read
+are taken where nothing reads the arena, at a step's end and after a layer that streamed, and then
+acknowledged, as is what a resize asks for; after DaemonLost nothing in the arena is read
 before the whole table has come again; where all of a layer's experts are present, no message is
 sent. One thread uses it. The device is synchronous, so no copy or kernel is ever unfinished when a
 request leaves: `busy` is empty and every epoch done.
@@ -24,6 +25,8 @@ from torch import Tensor
 from compute.model.sources import ExpertMatrices
 from protocol.errors import DaemonBusy, DaemonLost, HeadraceError, ProtocolError, ShardError
 from protocol.wire.client import ExpertClient
+from protocol.wire.expert_stream import ExpertStream
+from protocol.wire.messages import Drop
 from protocol.wire.reader_calls import SHARD_CODES
 
 from .arena_view import ExpertViews, PieceShapes
@@ -37,6 +40,7 @@ _LOG = logging.getLogger("headrace.compute")
 _IDLE_ACK_S = 0.04  # the daemon counts on an Ack within 50 ms
 _RETRY_S = 0.02
 _HELLO_MS = 250  # short, so that a child that died is soon seen
+STREAM_WINDOW = 16  # experts that are read ahead of the one that is computed
 
 
 class MissClient:
@@ -72,7 +76,9 @@ class MissClient:
     # ExpertSource
 
     def stream(self, layer: int, experts: Sequence[int]) -> Iterator[tuple[int, ExpertMatrices]]:
-        """Yield each expert's matrices, ascending; absent ones are asked for group by group.
+        """Yield each expert's matrices, ascending; absent ones are asked for first.
+
+        A token's picks come by one request, a chunk's more numerous ones through a stream.
 
         Raises RequestCancelled, ShardError for experts that cannot be read, DaemonLost when the
         daemon stays away.
@@ -83,12 +89,12 @@ class MissClient:
         if not slots or min(slots) >= 0:
             self.io.hits += len(slots)
             yield from self._matrices(layer, experts, slots)
+        elif len(experts) <= self.client.top_k_batch:
+            yield from self._matrices(layer, experts, self._present(layer, experts))
         else:
-            n_most = self.client.welcome.max_experts
-            for start in range(0, len(experts), n_most):
-                group = experts[start : start + n_most]
-                slots = self._present(layer, group)
-                yield from self._matrices(layer, group, slots)
+            self.io.misses += sum(slot < 0 for slot in slots)
+            self.io.hits += sum(slot >= 0 for slot in slots)
+            yield from self._through_window(layer, experts)
         self._picks.append((layer, experts))
 
     def _matrices(
@@ -97,6 +103,76 @@ class MissClient:
         matrices = self._views.matrices
         for expert, slot in zip(experts, slots, strict=True):
             yield expert, matrices(layer, slot)
+
+    def _through_window(
+        self, layer: int, experts: Sequence[int]
+    ) -> Iterator[tuple[int, ExpertMatrices]]:
+        """Yield each expert as it is read; what a lost daemon owed is asked for again."""
+        ahead = self._expected(layer + 1, len(experts))
+        n_done = 0
+        while n_done < len(experts):
+            self.check_cancelled()
+            try:
+                for expert, slot in self._named(layer, experts[n_done:], ahead):
+                    yield expert, self._views.matrices(layer, slot)
+                    n_done += 1
+            except DaemonLost as lost:
+                self._recover(lost)
+        try:
+            self.take_changes()  # nothing reads the arena now
+        except DaemonLost as lost:
+            _LOG.debug("after layer %d: %s", layer, lost)
+
+    def _named(
+        self, layer: int, experts: Sequence[int], ahead: list[tuple[int, int]]
+    ) -> Iterator[tuple[int, int]]:
+        """Yield (expert, slot), ascending; once it is advanced nothing reads the slot any more."""
+        unsaid = 0
+        with self.client.stream(
+            layer,
+            experts,
+            window=STREAM_WINDOW,
+            step=self._step,
+            ahead=ahead,
+            give_up=self.waiting.cancelled,
+        ) as stream:
+            while not stream.ended:
+                named = self._next_part(stream)
+                for place, (expert, slot) in enumerate(named, 1):
+                    yield expert, slot
+                    unsaid += 1
+                    if place == len(named) or unsaid >= STREAM_WINDOW // 4:
+                        stream.consumed(expert)
+                        unsaid = 0
+
+    def _next_part(self, stream: ExpertStream) -> list[tuple[int, int]]:
+        """Apply a stream's next part; return the (expert, slot) that it names."""
+        with self._stall():
+            part = next(stream)
+        self._lost_since = None
+        self.io.bytes_read += part.n_bytes
+        if not self._apply(part.from_version, part.to_version, part.changes):
+            stream.close()  # the whole table came: what is left is asked for again
+            return []
+        self.check_cancelled()  # then some may have come back as CANCELLED
+        if part.errors:
+            raise _error_of(part.errors)
+        pairs = zip(stream.request.experts, part.slots, strict=True)
+        return [(expert, slot) for expert, slot in pairs if slot >= 0]
+
+    def _expected(self, layer: int, n_picked: int) -> list[tuple[int, int]]:
+        """Absent keys of a layer that a chunk will want, where it wanted most of the last one's.
+
+        Where the arena may hold every expert each is read but once: nothing is foreseen then.
+        """
+        welcome = self.client.welcome
+        n_keys = welcome.n_layers * welcome.n_experts
+        is_small = 4 * n_picked < 3 * welcome.n_experts
+        if layer >= welcome.n_layers or is_small or welcome.n_slots >= n_keys:
+            return []
+        row = self._table.slots[layer]
+        absent = [(layer, expert) for expert, slot in enumerate(row) if slot < 0]
+        return absent[:STREAM_WINDOW]
 
     def _present(self, layer: int, group: Sequence[int]) -> list[int]:
         """Slots of `group`, after a write window where one of them was absent."""
@@ -176,6 +252,8 @@ class MissClient:
         for job in self._jobs.values():
             job.drop(self.client)
         self._jobs.clear()
+        # The device has always finished when a message is sent, so an epoch is done as it begins.
+        self.client.epoch_done = self.client.begin_epoch()
 
     def end_step(self) -> None:
         """Commit a forward: report its picks, take the daemon's changes, acknowledge.
@@ -195,12 +273,20 @@ class MissClient:
         self._step += 1
 
     def take_changes(self) -> None:
-        """Apply the daemon's retirements and acknowledge; only where nothing reads the arena.
+        """Apply the daemon's retirements, do what a resize asks for, acknowledge both.
+
+        Only where nothing reads the arena. On the CPU slots need no registering.
 
         Raises DaemonLost.
         """
         for changes in self.client.changes():
             self._apply(changes.from_version, changes.to_version, changes.changes)
+        for resized in self.client.memory_changes():
+            if isinstance(resized, Drop):
+                self.client.dropped(resized)
+            else:
+                self.client.added(resized)
+                self._acked = -1
         if self._table.version != self._acked:
             self.client.ack(self._table.version)
             self._acked = self._table.version
@@ -237,11 +323,14 @@ class MissClient:
 
     def _apply(
         self, from_version: int, to_version: int, changes: Sequence[tuple[int, int, int]]
-    ) -> None:
-        if not self._table.apply(from_version, to_version, changes):
+    ) -> bool:
+        """Apply changes; False where there was a gap, and the whole table was taken instead."""
+        continues = self._table.apply(from_version, to_version, changes)
+        if not continues:
             _LOG.info("table at %d, changes from %d: resync", self._table.version, from_version)
             self._table.reset(self.client.resync())
         self.client.applied = self._table.version
+        return continues
 
     def _attach(self) -> None:
         """Take the arena and the table that the last Welcome named."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from compute.experts.arena_view import PieceShapes
 from compute.experts.miss_client import MissClient, RequestCancelled, Waiting
 from protocol.arena.layout import ArenaLayout, ArenaView
 from protocol.errors import DaemonLost, ProtocolError, ShardError
-from protocol.wire.messages import Changes, SlotChanges, Welcome
+from protocol.wire.messages import Added, Changes, Drop, SlotChanges, Welcome
 
 N_LAYERS, N_EXPERTS, N_SLOTS, MAX_EXPERTS, ROW_BYTES = 2, 8, 4, 3, 33
 SHAPES = ((4, 16), (4, 1), (4, 16), (4, 1), (32, 2), (32, 1))
@@ -31,6 +31,55 @@ LAYOUT = ArenaLayout.plan(
     piece_offsets=PLACES,
     piece_bytes=tuple(out * row for out, row in SHAPES),
 )
+
+
+class FakeStream:
+    """Plays `ExpertStream`: two experts a part, in slots that were consumed."""
+
+    def __init__(self, daemon: FakeDaemon, layer: int, experts: tuple[int, ...]) -> None:
+        self.daemon, self.layer = daemon, layer
+        self.request = SimpleNamespace(experts=experts)
+        self.ended = False
+        self.n_named = 0
+        self.n_consumed = 0
+        self.version = daemon.applied
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if not self.ended:
+            self.daemon.log.append(("cancel", self.layer))
+        self.ended = True
+
+    def __next__(self) -> SlotChanges:
+        daemon, experts = self.daemon, self.request.experts
+        daemon._fails("part")
+        assert self.n_consumed == self.n_named, "a part although nothing was consumed"
+        named = experts[self.n_named : self.n_named + 2]
+        for expert in named:
+            if daemon.table[self.layer, expert] < 0 and (self.layer, expert) not in daemon.bad:
+                own = {int(daemon.table[self.layer, e]) for e in named}
+                while daemon.next_slot % N_SLOTS in own:
+                    daemon.next_slot += 1
+                daemon.set(self.layer, expert, daemon.next_slot % N_SLOTS)
+                daemon.next_slot += 1
+        self.n_named += len(named)
+        self.ended = self.n_named == len(experts)
+        before, self.version = self.version, daemon.version
+        slots = [int(daemon.table[self.layer, e]) if e in named else -1 for e in experts]
+        bad = [e for e in named if (self.layer, e) in daemon.bad]
+        errors = tuple((self.layer, e, "EIO", "disk says no") for e in bad)
+        changes = daemon.changes_from(before)
+        return SlotChanges(
+            *(1, before, self.version, tuple(slots), changes, errors), 200, 1.0, self.ended
+        )
+
+    def consumed(self, up_to: int) -> None:
+        self.n_consumed = self.request.experts.index(up_to) + 1
 
 
 class FakeDaemon:
@@ -52,6 +101,8 @@ class FakeDaemon:
         self.log: list[tuple[Any, ...]] = []
         self.rows_asked: dict[int, np.ndarray] = {}
         self.next_slot = 0
+        self.epoch = self.epoch_done = 0
+        self.resizes: list[Drop | Added] = []
         self.while_waiting: Callable[[], None] = lambda: None
         self.welcome = self._welcome()
 
@@ -145,6 +196,26 @@ class FakeDaemon:
     def ack(self, applied: int) -> None:
         self.log.append(("ack", applied))
 
+    def begin_epoch(self) -> int:
+        self.epoch += 1
+        return self.epoch
+
+    def memory_changes(self) -> list[Drop | Added]:
+        asked, self.resizes = self.resizes, []
+        return asked
+
+    def dropped(self, drop: Drop) -> None:
+        self.log.append(("dropped", drop.chunks))
+
+    def added(self, added: Added) -> None:
+        self.log.append(("added", added.chunks))
+
+    def stream(self, layer: int, experts: list[int], **how: Any) -> FakeStream:
+        self._fails("stream")
+        assert list(experts) == sorted(set(experts))
+        self.log.append(("stream", layer, tuple(experts), how["ahead"]))
+        return FakeStream(self, layer, tuple(experts))
+
     def touch(self, step: int, picks: np.ndarray) -> None:
         self.log.append(("touch", step, [tuple(pick) for pick in picks.tolist()]))
 
@@ -159,6 +230,7 @@ class FakeDaemon:
         self.log.append(("reconnect",))
         self.welcome = self._welcome()
 
+    top_k_batch = MAX_EXPERTS
     max_rows = LAYOUT.ring_rows // 4
 
     def request_rows(self, table: int, rows: np.ndarray) -> int:
@@ -207,11 +279,70 @@ def test_a_request_carries_all_picks_of_the_layer_hits_included() -> None:
     assert (source.io.hits, source.io.misses) == (1, 3)
 
 
-def test_more_experts_than_a_request_may_hold_come_in_ascending_groups() -> None:
+def test_more_experts_than_a_token_picks_come_through_a_stream() -> None:
     daemon, source = _pair()
     assert _streamed(source, 0, list(range(8))) == [(e, e) for e in range(8)]
-    assert [entry[2] for entry in daemon.named("miss")] == [(0, 1, 2), (3, 4, 5), (6, 7)]
+    assert daemon.named("miss") == []
+    ahead = [(1, expert) for expert in range(8)]
+    assert daemon.named("stream") == [("stream", 0, tuple(range(8)), ahead)]
     assert source.io.misses == 8
+    assert source.io.bytes_read == 800
+    assert daemon.named("ack") == [("ack", daemon.version)]
+
+
+def test_the_last_layer_and_few_picks_foresee_nothing() -> None:
+    daemon, source = _pair()
+    source._expected(1, 8)
+    assert source._expected(2, 8) == []
+    assert source._expected(1, 5) == []
+    assert len(source._expected(1, 6)) == 8
+    assert daemon.named("stream") == []
+
+
+def test_a_stream_whose_daemon_is_lost_goes_on_with_the_next_expert() -> None:
+    daemon, source = _pair()
+    stream = source.stream(0, list(range(8)))
+    seen = [next(stream) for _ in range(3)]
+    daemon.fail_next = ["part", "reconnect", "stream"]
+    seen += list(stream)
+    assert [expert for expert, _ in seen] == list(range(8))
+    assert [entry[2] for entry in daemon.named("stream")] == [tuple(range(8)), (4, 5, 6, 7)]
+    assert source.n_daemons_lost == 2
+
+
+def test_a_stream_that_meets_a_bad_expert_is_cancelled_and_names_it() -> None:
+    daemon, source = _pair()
+    daemon.bad = {(0, 3)}
+    with pytest.raises(ShardError, match="layer 0 expert 3: EIO: disk says no"):
+        _streamed(source, 0, list(range(8)))
+    assert daemon.named("cancel") == [("cancel", 0)]
+
+
+def test_a_stream_with_a_gap_takes_the_whole_table_and_asks_for_the_rest() -> None:
+    daemon, source = _pair()
+    stream = source.stream(0, list(range(8)))
+    seen = [next(stream)]
+    source._table.version = 0  # the daemon's next part begins beyond it
+    seen += list(stream)
+    assert [expert for expert, _ in seen] == list(range(8))
+    assert len(daemon.named("resync")) == 1
+    assert len(daemon.named("stream")) == 2
+
+
+def test_resizes_are_followed_at_the_steps_end_and_acknowledged() -> None:
+    daemon, source = _pair()
+    source.end_step()
+    daemon.resizes = [Drop((3,), 2, 3), Added((3,), 4, 3)]
+    source.end_step()
+    assert [entry[0] for entry in daemon.log] == ["ack", "dropped", "added", "ack"]
+
+
+def test_each_step_is_an_epoch_that_is_done_when_a_message_leaves() -> None:
+    daemon, source = _pair()
+    for step in range(1, 4):
+        source.begin_step()
+        assert (daemon.epoch, daemon.epoch_done) == (step, step)
+        source.end_step()
 
 
 def test_each_request_says_what_was_applied() -> None:
@@ -353,9 +484,10 @@ def test_a_cancelled_request_stops_before_the_next_layer_or_window() -> None:
     state.cancelled = True
     with pytest.raises(RequestCancelled):
         list(stream)
-    assert len(daemon.named("miss")) == 1
+    assert len(daemon.named("stream")) == len(daemon.named("cancel")) == 1
     with pytest.raises(RequestCancelled):
         _streamed(source, 0, [0])
+    assert daemon.named("miss") == []
 
 
 def test_a_request_cancelled_while_its_window_is_open_is_cancelled_and_no_error() -> None:

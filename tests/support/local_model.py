@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from compute.frontend.token_map import load_token_map
+from compute.frontend.token_map import token_map_of
 from compute.model.model import Model
 from compute.model.precision import Precision
 from compute.model.record import Record
@@ -25,7 +25,7 @@ class LocalModel:
         self.checkpoint = open_checkpoint(directory)
         self.config = self.checkpoint.config
         self.weights = load_weights(self.checkpoint, torch.device("cpu"))
-        self.token_map = load_token_map(directory, self.config)
+        self.token_map = token_map_of(self.checkpoint)
         self.source = LocalSources(self.checkpoint)
 
     def at(self, precision: str, *, vendor_decode_defect: bool = False) -> Model:

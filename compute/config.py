@@ -37,7 +37,7 @@ PRECISIONS = ("highway", "vendor", "wide", "unrounded")
 class ComputeConfig:
     """What compute was told; None where the choice is left to whoever knows more."""
 
-    model: str = "demo"  # checkpoint directory, or `demo` for the packaged one
+    model: str = "demo"  # model directory, .gguf file, or `demo` for the packaged one
     precision: str = "highway"  # one of PRECISIONS
     device: str = "cpu"  # "cpu", "cuda" or "cuda:N"
     context: int | None = (
@@ -68,7 +68,7 @@ class ComputeConfig:
 
 
 _OPTIONS = {
-    "model": Option(text, "DIR", "checkpoint directory, or demo for the packaged model"),
+    "model": Option(text, "MODEL", "model directory, .gguf file, or demo for the packaged model"),
     "precision": Option(word(PRECISIONS), None, "how activations are kept and rounded", PRECISIONS),
     "device": Option(text, "NAME", "cpu, cuda or cuda:N"),
     "context": Option(

@@ -39,7 +39,7 @@ _SIZES = ("arena", "arena_max", "trace_size")
 class DaemonConfig:
     """What the daemon was told; sizes in bytes, directories not yet created."""
 
-    model: str  # checkpoint directory, or `demo` for the packaged one
+    model: str  # model directory, .gguf file, or `demo` for the packaged one
     runtime_dir: Path  # sockets and the lock
     state_dir: Path  # what outlives a machine's restart
     arena_bytes: int = 0  # hard cap on the arena as populated; 0: all experts, at most half of RAM
@@ -90,7 +90,7 @@ def load_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Dae
 
 
 _OPTIONS = {
-    "model": "checkpoint directory, or `demo` for the packaged demo model",
+    "model": "model directory, .gguf file, or `demo` for the packaged demo model",
     "arena": 'cap on shared memory, such as "96GiB" (default: all experts, at most half of RAM)',
     "arena_max": "largest size that the arena may ever be resized to (default: --arena)",
     "runtime_dir": "sockets and lock (default: /run/headrace or $XDG_RUNTIME_DIR/headrace)",
@@ -161,7 +161,7 @@ def _checked(values: Mapping[str, tuple[Any, str]], environment: Mapping[str, st
         field = name + "_bytes" if name in _SIZES else name
         built[field] = _CONVERTERS[name](value, where)
     if "model" not in built:
-        raise ConfigError("no model given: --model DIR, HEADRACE_MODEL or `model` in the TOML file")
+        raise ConfigError("no model given: --model PATH, HEADRACE_MODEL or `model` in the TOML file")
     if "runtime_dir" not in built:
         built["runtime_dir"] = default_runtime_dir(environment)
     if "state_dir" not in built:

@@ -76,6 +76,8 @@ class Daemon:
         if config.metrics:
             check_exporter()
         checkpoint = open_checkpoint(resolve_model(config.model))
+        for note in (*checkpoint.warnings, *checkpoint.notes()):
+            log(note)
         top_k_batch = checkpoint.config.top_k * config.batch
         planned = plan(
             checkpoint,

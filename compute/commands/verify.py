@@ -24,7 +24,7 @@ BAD = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the directory and how it is read."""
-    parser.add_argument("model", metavar="DIR", help="model directory, or demo")
+    parser.add_argument("model", metavar="MODEL", help="model directory, .gguf file, or demo")
     parser.add_argument(
         "--record", action="store_true", help="keep hashes of shards that have none, for next time"
     )

@@ -29,7 +29,7 @@ _DEFAULTS = EncodingSettings()
 class FrontendConfig:
     """What the frontend was told."""
 
-    model: str = "demo"  # checkpoint directory, or `demo` for the packaged one
+    model: str = "demo"  # model directory, .gguf file, or `demo` for the packaged one
     runtime_dir: Path | None = None  # compute's; None: the default one
     host: str = "127.0.0.1"  # address to listen on
     port: int = 8080  # 0: one that is free
@@ -101,7 +101,7 @@ def _efforts(value: object, where: str) -> Mapping[str, int]:
 
 
 FRONTEND_OPTIONS: Mapping[str, Option] = {
-    "model": Option(text, "DIR", "checkpoint directory, or demo for the packaged model"),
+    "model": Option(text, "MODEL", "model directory, .gguf file, or demo for the packaged model"),
     "runtime_dir": Option(path, "DIR", "where compute's sockets are"),
     "host": Option(text, "ADDRESS", "address to listen on"),
     "port": Option(count(0, 65535), "N", "port to listen on; 0: one that is free"),

@@ -25,8 +25,8 @@ MAX_LINES = 4
 LANES = {
     Purpose.DEMAND: Lane.DEMAND,
     Purpose.FETCH: Lane.FETCH,
-    Purpose.AHEAD: Lane.PREFETCH,
-    Purpose.WARM: Lane.PREFETCH,
+    Purpose.AHEAD: Lane.IDLE,
+    Purpose.WARM: Lane.IDLE,
     Purpose.HINT: Lane.PREFETCH,
 }
 

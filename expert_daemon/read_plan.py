@@ -35,11 +35,13 @@ class Part:
     fragments: tuple[Fragment, ...]
 
 
-def plan_parts(fragments: Iterable[Fragment]) -> list[Part]:
-    """Return parts that cover every byte of the fragments exactly once."""
+def plan_parts(fragments: Iterable[Fragment], *, small: bool = False) -> list[Part]:
+    """Return parts that cover every byte of the fragments exactly once; `small`: of 1 MiB each."""
     runs = _runs(sorted(fragments, key=lambda f: (f.shard, f.offset)))
     n_bytes = sum(run.stop - run.start for run in runs)
     part_bytes = max(CUT_BYTES, -(-n_bytes // (MAX_PARTS * CUT_BYTES)) * CUT_BYTES)
+    if small:
+        part_bytes = CUT_BYTES
     return [part for run in runs for part in _cut(run, part_bytes)]
 
 

@@ -116,8 +116,11 @@ class ExpertReader:
     def submit(
         self, key: Key, slot: int, generation: int, memory: Bytes, lane: Lane = Lane.DEMAND
     ) -> ExpertRead:
-        """Begin to read `key` into `memory`, u8 [slot_bytes], the slot's own bytes."""
-        parts = plan_parts(self._fragments_of(key))
+        """Begin to read `key` into `memory`, u8 [slot_bytes], the slot's own bytes.
+
+        In idle lanes by small parts: what is begun of them is what a demand waits behind.
+        """
+        parts = plan_parts(self._fragments_of(key), small=not lane.is_urgent)
         read = ExpertRead(key, slot, generation, lane=lane, memory=memory, parts=parts)
         self.n_in_flight += 1
         self._submit_parts(read, lane)
@@ -130,8 +133,22 @@ class ExpertReader:
             self._submit_parts(read, lane)
 
     def cancel(self, read: ExpertRead) -> None:
-        """Leave out the parts that no thread has begun; the result still comes."""
+        """Leave out the parts that no thread has begun; the result comes when the others ended."""
         read.cancelled = True
+        with self._lock:
+            n_left_out = read.claimed.count(0)
+            read.claimed = bytearray(b"\1" * len(read.parts))
+            read.n_unfinished -= n_left_out
+            if n_left_out:
+                failure = ReadFailure("CANCELLED", "cancelled before it was read")
+                read.failure = read.failure or failure
+            is_last = n_left_out > 0 and read.n_unfinished == 0
+        if is_last:
+            self._finish(read)
+
+    def order(self, key: Key) -> tuple[int, int]:
+        """(shard, offset) of a key's first byte: ascending is the order of the files."""
+        return min((part.shard, part.offset) for part in self._fragments_of(key))
 
     def drain(self) -> list[ReadResult]:
         """Return the results that have come since the last call."""
@@ -143,8 +160,9 @@ class ExpertReader:
         return results
 
     def _submit_parts(self, read: ExpertRead, lane: Lane) -> None:
-        for number in range(len(read.parts)):
-            self._threads.submit(lane, partial(self._run_part, read, number))
+        for number, claimed in enumerate(bytes(read.claimed)):
+            if not claimed:
+                self._threads.submit(lane, partial(self._run_part, read, number))
 
     def _run_part(self, read: ExpertRead, number: int, bounce: Bytes) -> None:
         with self._lock:

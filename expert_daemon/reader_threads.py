@@ -1,8 +1,9 @@
 """Plain threads that run reads, the most urgent lane first.
 
-Invariants: work is taken from a lane in the order of its submission; a thread that never returns
-from a read holds back neither the others nor the end of the process (the threads are daemonic), and
-another one takes its place, up to MAX_SPARE of them.
+Invariants: work is taken from a lane in the order of its submission; none is begun in an idle lane
+while somebody waits for other work, begun or not; a thread that never returns from a read holds
+back neither the others nor the end of the process (the threads are daemonic), and another one takes
+its place, up to MAX_SPARE of them.
 """
 
 from __future__ import annotations
@@ -23,12 +24,18 @@ class Lane(IntEnum):
 
     DEMAND = 0
     FETCH = 1
-    PREFETCH = 2
+    IDLE = 2  # by all threads, while nobody waits for anything
+    PREFETCH = 3  # as IDLE, but by two threads of its own
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for it."""
+        return self < Lane.IDLE
 
 
 Work = Callable[[Bytes], None]
 
-
+N_PREFETCH_THREADS = 2
 MAX_SPARE = 32  # threads beyond those wanted, for as many that hang in a read
 
 
@@ -56,13 +63,22 @@ class ReaderThreads:
         self._workers: list[_Worker] = []
         self._n_stuck = 0
         self._closed = False
+        self._gate = threading.Lock()  # of the one below
+        self._n_urgent = 0  # pieces of work in urgent lanes, begun or not
+        self._prefetch_tokens: SimpleQueue[bool] = SimpleQueue()
         for _ in range(n_threads):
             self._begin_one()
+        self._prefetchers = [
+            _Worker(self._prefetch, f"prefetch-{number}") for number in range(N_PREFETCH_THREADS)
+        ]
 
     def submit(self, lane: Lane, work: Work) -> None:
-        """Have one of the threads call `work(bounce)` soon."""
+        """Have one of the threads call `work(bounce)` soon, or once nobody waits."""
+        if lane.is_urgent:
+            with self._gate:
+                self._n_urgent += 1
         self._lanes[lane].append(work)
-        self._tokens.put(True)
+        (self._prefetch_tokens if lane is Lane.PREFETCH else self._tokens).put(True)
 
     def depth(self) -> int:
         """Pieces of work that no thread has begun."""
@@ -84,7 +100,9 @@ class ReaderThreads:
             n_wanted = self._wanted + min(self._n_stuck, MAX_SPARE)
             while len(self._workers) < n_wanted and not self._closed:
                 self._begin_one()
-            return self._n_stuck
+        if self._n_stuck:
+            self._wake_idle()  # what hangs is waited for in vain
+        return self._n_stuck
 
     def close(self, timeout: float) -> bool:
         """End the threads after the work in hand; False where one has not ended in time [s]."""
@@ -95,6 +113,9 @@ class ReaderThreads:
             workers = list(self._workers)
         for _ in workers:
             self._tokens.put(False)
+        for _ in self._prefetchers:
+            self._prefetch_tokens.put(False)
+        workers += self._prefetchers
         for worker in workers:
             worker.thread.join(timeout)
             timeout = min(timeout, 0.05) if worker.thread.is_alive() else timeout
@@ -107,14 +128,39 @@ class ReaderThreads:
     def _run(self, worker: _Worker) -> None:
         bounce = aligned_buffer(self._bounce_bytes)
         while self._tokens.get():
-            work = self._next()
-            if work is None:
-                continue
-            worker.since = time.monotonic_ns()
-            work(bounce)
-            worker.since = 0
-            if self._is_too_many(worker):
-                return
+            while (found := self._next()) is not None:
+                lane, work = found
+                worker.since = time.monotonic_ns()
+                work(bounce)
+                worker.since = 0
+                if lane.is_urgent:
+                    self._ended_urgent()
+                if self._is_too_many(worker):
+                    self._tokens.put(True)  # for what this one would have taken next
+                    return
+
+    def _prefetch(self, worker: _Worker) -> None:
+        bounce = aligned_buffer(self._bounce_bytes)
+        while self._prefetch_tokens.get():
+            while (work := self._next_idle(Lane.PREFETCH)) is not None:
+                worker.since = time.monotonic_ns()
+                work(bounce)
+                worker.since = 0
+
+    def _ended_urgent(self) -> None:
+        with self._gate:
+            self._n_urgent -= 1
+        if self._is_idle():
+            self._wake_idle()
+
+    def _is_idle(self) -> bool:
+        return self._n_urgent <= self._n_stuck
+
+    def _wake_idle(self) -> None:
+        for _ in range(min(len(self._lanes[Lane.IDLE]), self._wanted)):
+            self._tokens.put(True)
+        for _ in range(min(len(self._lanes[Lane.PREFETCH]), N_PREFETCH_THREADS)):
+            self._prefetch_tokens.put(True)
 
     def _is_too_many(self, worker: _Worker) -> bool:
         if len(self._workers) <= self._wanted:
@@ -125,10 +171,19 @@ class ReaderThreads:
                 self._workers.remove(worker)
             return is_too_many
 
-    def _next(self) -> Work | None:
-        for lane in self._lanes:
+    def _next(self) -> tuple[Lane, Work] | None:
+        for lane in (Lane.DEMAND, Lane.FETCH):
             try:
-                return lane.popleft()
+                return lane, self._lanes[lane].popleft()
             except IndexError:
                 continue
-        return None
+        work = self._next_idle(Lane.IDLE)
+        return None if work is None else (Lane.IDLE, work)
+
+    def _next_idle(self, lane: Lane) -> Work | None:
+        if not self._is_idle() or self._closed:
+            return None
+        try:
+            return self._lanes[lane].popleft()
+        except IndexError:
+            return None

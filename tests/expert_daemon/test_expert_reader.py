@@ -216,6 +216,27 @@ def test_a_cancelled_read_gives_its_result_after_its_last_call_returned(harness)
     assert h.results(1)[0].code in ("", "CANCELLED")
 
 
+def test_a_cancelled_prefetch_that_has_not_begun_ends_although_demand_is_outstanding(harness):
+    faults = Faults(stuck=lambda *_: True)
+    h = harness(faults=faults, n_threads=1)
+    h.reader.submit((0, 0), 0, 0, h.slot())
+    read = h.reader.submit((0, 1), 1, 0, h.slot(), Lane.PREFETCH)
+    h.reader.cancel(read)
+    assert [(one.slot, one.code) for one in h.results(1)] == [(1, "CANCELLED")]
+    faults.unstick.set()
+    assert [(one.slot, one.code) for one in h.results(1)] == [(0, "")]
+
+
+def test_a_prefetch_is_read_in_small_pieces_and_demand_in_few(harness):
+    h = harness()
+    h.start = 0
+    h.fragments = lambda key: [Fragment(0, 0, 20 << 20, 0)]
+    h.reader._fragments_of = h.fragments
+    h.threads.close(5)
+    assert len(h.reader.submit((0, 0), 0, 0, h.slot(), Lane.PREFETCH).parts) == 20
+    assert len(h.reader.submit((0, 1), 1, 0, h.slot(), Lane.DEMAND).parts) <= 8
+
+
 def test_demand_goes_before_prefetch_and_a_raised_read_with_it(harness):
     faults = Faults(stuck=lambda shard, offset, n: not faults.unstick.is_set())
     h = harness(faults=faults, n_threads=1)

@@ -60,3 +60,102 @@ def test_hanging_threads_are_replaced_up_to_a_limit(monkeypatch):
     assert n_threads(pool) == 4
     stuck.set()
     assert pool.close(5)
+
+
+class Recorder:
+    """Work that notes when it runs, and may be held."""
+
+    def __init__(self):
+        self.ran = []
+        self.go = threading.Event()
+
+    def work(self, name, *, held=False):
+        def run(_):
+            if held:
+                self.go.wait(10)
+            self.ran.append(name)
+
+        return run
+
+
+def test_idle_lanes_begin_nothing_while_somebody_waits_and_go_on_afterwards():
+    pool = ReaderThreads(3, 4096)
+    seen = Recorder()
+    pool.submit(Lane.DEMAND, seen.work("demand", held=True))
+    for number in range(4):
+        pool.submit(Lane.IDLE, seen.work(f"idle {number}"))
+        pool.submit(Lane.PREFETCH, seen.work(f"prefetch {number}"))
+    time.sleep(0.1)
+    assert seen.ran == []
+    assert pool.depths() == {"demand": 0, "fetch": 0, "idle": 4, "prefetch": 4}
+    seen.go.set()
+    wait_for(lambda: len(seen.ran) == 9)
+    assert seen.ran[0] == "demand"
+    assert pool.close(5)
+
+
+def test_readers_work_stops_the_idle_lanes_too():
+    pool = ReaderThreads(2, 4096)
+    seen = Recorder()
+    pool.submit(Lane.FETCH, seen.work("fetch", held=True))
+    pool.submit(Lane.PREFETCH, seen.work("prefetch"))
+    time.sleep(0.05)
+    assert seen.ran == []
+    seen.go.set()
+    wait_for(lambda: len(seen.ran) == 2)
+    assert pool.close(5)
+
+
+def test_at_most_two_pieces_of_prefetch_are_in_flight():
+    pool = ReaderThreads(8, 4096)
+    lock, state = threading.Lock(), {"now": 0, "most": 0, "done": 0}
+
+    def work(_):
+        with lock:
+            state["now"] += 1
+            state["most"] = max(state["most"], state["now"])
+        time.sleep(0.005)
+        with lock:
+            state["now"] -= 1
+            state["done"] += 1
+
+    for _ in range(20):
+        pool.submit(Lane.PREFETCH, work)
+    wait_for(lambda: state["done"] == 20)
+    assert state["most"] == 2
+    assert pool.close(5)
+
+
+def test_prefetch_holds_no_thread_that_demand_needs():
+    pool = ReaderThreads(1, 4096)
+    seen = Recorder()
+    for _ in range(2):
+        pool.submit(Lane.PREFETCH, lambda _: wait(seen.go))
+    time.sleep(0.05)
+    pool.submit(Lane.DEMAND, seen.work("demand"))
+    wait_for(lambda: seen.ran == ["demand"])
+    seen.go.set()
+    assert pool.close(5)
+
+
+def test_what_hangs_for_ever_does_not_stop_the_idle_lanes_for_ever():
+    pool = ReaderThreads(2, 4096)
+    stuck, done = threading.Event(), []
+    pool.submit(Lane.DEMAND, lambda _: wait(stuck))
+    pool.submit(Lane.IDLE, lambda _: done.append(1))
+    pool.submit(Lane.PREFETCH, lambda _: done.append(2))
+    time.sleep(0.05)
+    assert done == []
+    assert pool.relieve(10_000_000) == 1
+    wait_for(lambda: sorted(done) == [1, 2])
+    stuck.set()
+    assert pool.close(5)
+
+
+def test_a_flood_of_every_lane_is_worked_off():
+    pool = ReaderThreads(3, 4096)
+    done = []
+    for number in range(3000):
+        pool.submit(Lane(number % 4), lambda _, n=number: done.append(n))
+    wait_for(lambda: len(done) == 3000, 20)
+    assert pool.close(5)

@@ -43,19 +43,30 @@ def convert(
              one that loses nothing
     ds4      in DS4's spellings
     """
-    config = replace(checkpoint.config, n_draft_stages=0)
-    metadata = fake_metadata(config) | dict(more or {})
-    metadata[ROW_ENCODING_KEY] = Typed("string", ROW_ENCODING)
-    with TensorReader(checkpoint.tensors, CPU) as reader:
-        tensors = [
-            _tensor(checkpoint, reader, name, types(name, shape), ds4=ds4)
-            for name, shape in gguf_shapes(config).items()
-        ]
+    metadata = metadata_of(checkpoint) | dict(more or {})
+    tensors = converted_tensors(checkpoint, types, ds4=ds4)
     if n_parts == 1:
         return write_gguf(path, metadata, tensors)
     size = -(-len(tensors) // n_parts)
     parts = [tensors[start : start + size] for start in range(0, len(tensors), size)]
     return write_split(path.parent, path.stem, metadata, parts)[0]
+
+
+def metadata_of(checkpoint: Checkpoint) -> dict[str, Typed]:
+    """Return the metadata; the token map is that of the fakes."""
+    metadata = fake_metadata(replace(checkpoint.config, n_draft_stages=0))
+    return metadata | {ROW_ENCODING_KEY: Typed("string", ROW_ENCODING)}
+
+
+def converted_tensors(
+    checkpoint: Checkpoint, types: Types = lambda _name, _shape: None, *, ds4: bool = False
+) -> list[FakeTensor]:
+    """Return every tensor, as `convert` writes it."""
+    with TensorReader(checkpoint.tensors, CPU) as reader:
+        return [
+            _tensor(checkpoint, reader, name, types(name, shape), ds4=ds4)
+            for name, shape in gguf_shapes(checkpoint.config).items()
+        ]
 
 
 def _tensor(

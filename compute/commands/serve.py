@@ -50,6 +50,7 @@ from .children import Place, daemon_arguments, daemon_runs, find_place
 from .supervision import Child, ChildFailed, Program, Supervisor
 
 _LOOK_S = 60.0
+_JOINED = "X_HEADRACE_JOINED"  # the frontend's word for compute being there
 _SPARE_S = 5.0  # beyond the frontend's own drain
 _FRONTEND_FLAGS = tuple(
     name
@@ -118,9 +119,9 @@ def _look_after(supervisor: Supervisor, web: Child, stopped: Mapping[str, bool])
         except ChildFailed as error:
             sys.stderr.write(f"headrace: {error}\n")
             return error.status
-        if not told and supervisor.all_ready:
+        if not told and supervisor.all_ready and web.told.get(_JOINED):
             told = True
-            sys.stdout.write(f"ready: {web.status_text}\n")
+            sys.stdout.write(f"ready: {web.told.get('STATUS', '')}\n")
             sys.stdout.flush()
             notify("READY=1")
     notify("STOPPING=1")

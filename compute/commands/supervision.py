@@ -59,7 +59,7 @@ class Child:
     pidfd: int = -1
     is_ready: bool = False
     was_ready: bool = False  # once at least
-    status_text: str = ""  # its last STATUS
+    told: dict[str, str] = field(default_factory=dict)  # what it notified, by name
     stored: int = -1  # the descriptor that it stored
     n_failures: int = 0
     start_at: float | None = field(default=None)  # when it is to be started again
@@ -74,21 +74,21 @@ class Supervisor:
     def __init__(self, runtime_dir: Path, environment: Mapping[str, str]) -> None:
         self._runtime_dir = runtime_dir
         self._environment = environment
-        self._children: list[Child] = []
+        self.children: list[Child] = []
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ)
 
     def add(self, program: Program) -> Child:
         """Start a child. Raises ConfigError where its notify socket's path would be too long."""
-        path = self._runtime_dir / f"serve-{os.getpid()}-{len(self._children)}"
+        path = self._runtime_dir / f"serve-{os.getpid()}-{len(self.children)}"
         if len(os.fsencode(path)) > _MAX_PATH_BYTES:
             raise ConfigError(f"{path}: too long for a socket; choose a shorter --runtime-dir")
         notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         path.unlink(missing_ok=True)
         notify.bind(str(path))
         child = Child(program, notify, path)
-        self._children.append(child)
+        self.children.append(child)
         self._selector.register(notify, selectors.EVENT_READ, child)
         self._start(child)
         return child
@@ -96,7 +96,7 @@ class Supervisor:
     @property
     def all_ready(self) -> bool:
         """Whether every child has said that it is ready."""
-        return all(child.is_ready for child in self._children)
+        return all(child.is_ready for child in self.children)
 
     def wake(self) -> None:
         """End a wait; safe in a signal handler."""
@@ -105,11 +105,11 @@ class Supervisor:
     def wait(self, timeout_s: float) -> None:
         """Wait for news of the children and see to them. Raises ChildFailed."""
         now = time.monotonic()
-        starts = [child.start_at - now for child in self._children if child.start_at is not None]
+        starts = [child.start_at - now for child in self.children if child.start_at is not None]
         for key, _ in self._selector.select(max(0.0, min([timeout_s, *starts]))):
             if isinstance(key.fileobj, socket.socket):
                 self._read(key.data)
-        for child in self._children:
+        for child in self.children:
             if child.process is not None and child.process.poll() is not None:
                 self._died(child)
             if child.start_at is not None and time.monotonic() >= child.start_at:
@@ -117,12 +117,12 @@ class Supervisor:
 
     def stop(self) -> None:
         """End the children, the last one first, and wait for each."""
-        for child in reversed(self._children):
+        for child in reversed(self.children):
             _stop(child)
 
     def close(self) -> None:
         """Kill what still runs and give everything back."""
-        for child in reversed(self._children):
+        for child in reversed(self.children):
             if child.process is not None and child.process.poll() is None:
                 child.process.kill()
                 child.process.wait()
@@ -132,7 +132,7 @@ class Supervisor:
             if child.stored >= 0:
                 os.close(child.stored)
                 child.stored = -1
-        self._children.clear()
+        self.children.clear()
         if self._wake >= 0:
             self._selector.close()
             os.close(self._wake)
@@ -170,8 +170,7 @@ class Supervisor:
                 if name == "READY":
                     child.is_ready = child.was_ready = True
                     child.n_failures = 0
-                elif name == "STATUS":
-                    child.status_text = value
+                child.told[name] = value
 
     def _store(self, child: Child, packed: bytes) -> None:
         for descriptor in array.array("i", packed):

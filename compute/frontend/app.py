@@ -37,9 +37,8 @@ def build_app(frontend: Frontend) -> Guard:
         compute = None
         with contextlib.suppress(ComputeLost):
             compute = await frontend.link.status()
-        return Response(
-            frontend.metrics.text(guard.n_active, compute), headers={"content-type": CONTENT_TYPE}
-        )
+        text = frontend.metrics.text(guard.n_active, frontend.link.n_generations, compute)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
 
     routes: tuple[tuple[str, str, Handler, Shape], ...] = (
         ("POST", "/v1/chat/completions", GeneratingEndpoint(_OPENAI, read_chat), _OPENAI),

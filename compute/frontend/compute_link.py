@@ -127,6 +127,7 @@ class ComputeLink:
         self._lost: asyncio.Future[str] | None = None
         self.why = "compute has not answered yet"  # while there is no session
         self.n_sessions = 0
+        self.first_joined = asyncio.Event()
 
     @property
     def joined(self) -> m.Joined | None:
@@ -209,6 +210,7 @@ class ComputeLink:
                 raise ComputeLost(f"compute's life socket: {error}") from None
             self._joined = joined
             self.n_sessions += 1
+            self.first_joined.set()
             _LOG.info("joined compute, session %d", joined.session)
             ended = asyncio.create_task(life.end())
             ended.add_done_callback(lambda _task: self._lose("compute is gone"))

@@ -64,6 +64,9 @@ class Metrics:
         self._joined = Gauge(
             "headrace_compute_joined", "1 while compute is there", registry=registry
         )
+        self._generations = Gauge(
+            "headrace_generations", "requests that compute has taken", registry=registry
+        )
         self._compute = Gauge(
             "headrace_compute", "what compute reports of itself", ("name",), registry=registry
         )
@@ -95,9 +98,12 @@ class Metrics:
             if rate:
                 self._rates.labels(part).observe(rate)
 
-    def text(self, n_active: int, compute: Mapping[str, object] | None) -> bytes:
+    def text(
+        self, n_active: int, n_generations: int, compute: Mapping[str, object] | None
+    ) -> bytes:
         """Return the exposition; `compute` is what compute reports, None while it is away."""
         self._active.set(n_active)
+        self._generations.set(n_generations)
         self._joined.set(compute is not None)
         for name in _COMPUTE_GAUGES:
             value = (compute or {}).get(name)

@@ -27,6 +27,7 @@ from .service import Frontend
 
 _LOG = logging.getLogger("headrace.frontend")
 MAX_HEAD_BYTES = 64 << 10  # of a request's head that has not come whole
+JOINED = "X_HEADRACE_JOINED"  # notified once compute is there
 _KEEP_ALIVE_S = 75
 _SPARE_CONNECTIONS = 64  # beyond max_connections, to be told why not
 
@@ -103,6 +104,7 @@ class HttpServer(uvicorn.Server):
         frontend = self._frontend
         link = asyncio.create_task(frontend.link.run())
         link.add_done_callback(lambda _task: self.stop())
+        telling = asyncio.create_task(self._tell_joined())
         _LOG.info("%s at %s", frontend.name, self.url)
         if frontend.encoding.missing is not None:
             _LOG.warning("%s", frontend.encoding.missing)
@@ -110,9 +112,15 @@ class HttpServer(uvicorn.Server):
             await self.serve(sockets=[self._listener])
         finally:
             notify("STOPPING=1")
+            telling.cancel()
             link.cancel()
             frontend.close()
-            await asyncio.gather(link, return_exceptions=True)
+            await asyncio.gather(link, telling, return_exceptions=True)
+
+    async def _tell_joined(self) -> None:
+        """Whoever started us may wait until requests are answered, not only taken."""
+        await self._frontend.link.first_joined.wait()
+        notify(f"{JOINED}=1")
 
 
 async def _until_signal(server: HttpServer) -> None:

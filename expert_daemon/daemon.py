@@ -174,6 +174,7 @@ class Daemon:
                 "policy": config.policy,
                 "read_mode": config.read_mode,
                 "read_threads": config.read_threads,
+                "prefetch": int(config.prefetch),
             },
         )
 
@@ -201,7 +202,7 @@ class Daemon:
         identity = self._arena.identity
         if not self._is_kept:
             notify("FDSTOREREMOVE=1\nFDNAME=" + ARENA_NAME)
-            notify("FDSTORE=1\nFDNAME=" + ARENA_NAME, [self._arena.descriptor])
+            notify("FDSTORE=1\nFDPOLL=0\nFDNAME=" + ARENA_NAME, [self._arena.descriptor])
         notify(f"READY=1\nSTATUS=serving, generation {identity.daemon_generation}")
 
     def _finish(self) -> None:
@@ -252,7 +253,9 @@ def _make_cache(
         view.table, view.headers[: planned.n_slots], view.table_sequence, view.table_version
     )
     policy = TieredPolicy(make_policy(config.policy, checkpoint.config.n_keys), view.tier)
-    limits = CacheLimits(planned.budget.free_pool, planned.budget.lease_quota)
+    limits = CacheLimits(
+        planned.budget.free_pool, planned.budget.lease_quota, follow_hints=config.prefetch
+    )
     if not arena.is_adopted:
         return SlotCache.empty(memory, policy, limits)
     PolicySection(view.policy, checkpoint.config.n_keys).load(policy)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict
 
+from protocol.watchdog import Watchdog
+
 from .config import DaemonConfig
 from .exporter_child import ExporterChild
 from .hot_list import HotList
@@ -17,10 +19,11 @@ from .saver import Saver
 from .works import Works
 
 TICK_S = 0.5
+_LOOP = "the daemon's loop"
 
 
 class Upkeep:
-    """Saves every minute, counts twice a second, keeps the exporter running."""
+    """Saves every minute, counts and shows life twice a second, keeps the exporter running."""
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Upkeep:
             self._exporter = ExporterChild(config.runtime_dir, config.metrics)
         view = works.arena.view
         self._policy_section = PolicySection(view.policy, view.layout.n_keys)
+        self._watchdog = Watchdog(_LOOP)
         self._next_tick: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -56,6 +60,7 @@ class Upkeep:
 
     def _tick(self) -> None:
         self._next_tick = self._loop.call_later(TICK_S, self._tick)
+        self._watchdog.beat(_LOOP)
         if self._exporter is not None:
             self._exporter.tend()
         self._note()

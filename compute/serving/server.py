@@ -50,6 +50,7 @@ class Server:
     """Binds compute's sockets in the runtime directory; `start` begins to serve.
 
     report   values for a StatusReport; called on the server's thread
+    beat     called each time the loop comes round
 
     Raises ConfigError where a socket cannot be bound. The caller holds the lock.
     """
@@ -60,11 +61,13 @@ class Server:
         model: Model,
         queue: JobQueue,
         report: Callable[[], m.Values],
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._paths = paths
         self._model = model
         self._queue = queue
         self._report = report
+        self._beat = beat
         self._generation = time.time_ns() // 1_000_000
         self._sessions = Sessions()
         self._outbox: deque[tuple[int, m.Message]] = deque()
@@ -108,6 +111,7 @@ class Server:
 
     def _run(self) -> None:
         while not self._ended:
+            self._beat()
             self._wait()
             if self._stopping and not self._queue.is_closed:
                 for job in self._queue.close():

@@ -7,6 +7,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -21,6 +22,7 @@ from compute.session import Engine
 from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from protocol.runtime_lock import RuntimeLock, prepare_directory
 from protocol.sd_notify import notify
+from protocol.watchdog import Watchdog
 from protocol.wire.messages import Values
 from protocol.wire.sockets import RuntimePaths
 
@@ -29,6 +31,8 @@ from .server import Model, Server
 from .worker import Worker
 
 _LOG = logging.getLogger("headrace.compute")
+_REQUESTS = "the requests' loop"
+_FRONTENDS = "the frontends' loop"
 
 
 def serve(config: ComputeConfig, environment: Mapping[str, str]) -> None:
@@ -56,9 +60,10 @@ def _run(
     queue = JobQueue(config.max_waiting)
     report = _Report(engine, queue)
     model = Model(checkpoint.fingerprint, own.vocab_size, engine.context)
-    server = Server(paths, model, queue, report.values)
+    watchdog = Watchdog(_REQUESTS, _FRONTENDS)
+    server = Server(paths, model, queue, report.values, partial(watchdog.beat, _FRONTENDS))
     grammars = Grammars(tokenizer_text(checkpoint), own.vocab_size, own.eos_id)
-    worker = Worker(engine, queue, grammars, server.send)
+    worker = Worker(engine, queue, grammars, server.send, partial(watchdog.beat, _REQUESTS))
     report.attach(worker, server)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:

@@ -28,6 +28,7 @@ class Worker:
     """The loop of the main thread.
 
     send   puts a message in the outbox: (session, message)
+    beat   called whenever the loop, or a request that runs in it, has got on
     """
 
     def __init__(
@@ -36,16 +37,19 @@ class Worker:
         queue: JobQueue,
         grammars: Grammars,
         send: Callable[[int, Message], None],
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._queue = queue
         self._grammars = grammars
         self._send = send
+        self._beat = beat
         self.n_done = 0
 
     def run(self) -> None:
         """Run jobs until the queue is closed."""
         while not self._queue.is_closed:
+            self._beat()
             job = self._queue.take(_IDLE_S)
             if job is None:
                 with contextlib.suppress(DaemonLost):  # the next job recovers
@@ -59,7 +63,7 @@ class Worker:
             self._send(job.session, done)
 
     def _done(self, job: Job) -> Done:
-        run = _JobRun(self._engine, job, self._send)
+        run = _JobRun(self._engine, job, self._send, self._beat)
         try:
             finished = run.finished(self._grammars)
         except HeadraceError as error:
@@ -75,10 +79,17 @@ class Worker:
 class _JobRun:
     """One job and what it has cost so far."""
 
-    def __init__(self, engine: Engine, job: Job, send: Callable[[int, Message], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        job: Job,
+        send: Callable[[int, Message], None],
+        beat: Callable[[], None],
+    ) -> None:
         self._engine = engine
         self._job = job
         self._send = send
+        self._beat = beat
         self._began = time.monotonic()
         self._io_told = self._io_before = engine.source.io.copy()
 
@@ -92,7 +103,7 @@ class _JobRun:
             stop_ids=wishes.stop_ids,
             logprobs=wishes.logprobs,
             rules=wishes.rules(grammars),
-            cancelled=job.should_stop,
+            cancelled=self._is_cancelled,
         )
         self._send(job.session, Progress(job.id, 0, len(job.prompt_ids)))
         for event in self._engine.generate(request):
@@ -100,6 +111,10 @@ class _JobRun:
                 return event
             self._send(job.session, self._message(event))
         raise AssertionError("a generation ended without Finished")
+
+    def _is_cancelled(self) -> bool:
+        self._beat()  # asked before each window and each layer
+        return self._job.should_stop()
 
     def _message(self, event: Event) -> Message:
         if isinstance(event, Prefilled):

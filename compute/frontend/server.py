@@ -18,6 +18,7 @@ import uvloop
 
 from protocol.errors import ConfigError
 from protocol.sd_notify import notify
+from protocol.watchdog import Watchdog
 from protocol.wire.sockets import RuntimePaths
 
 from .app import build_app
@@ -29,6 +30,8 @@ _LOG = logging.getLogger("headrace.frontend")
 MAX_HEAD_BYTES = 64 << 10  # of a request's head that has not come whole
 JOINED = "X_HEADRACE_JOINED"  # notified once compute is there
 _KEEP_ALIVE_S = 75
+_LOOP = "the event loop"
+_LIFE_S = 1  # between two beats of it
 _SPARE_CONNECTIONS = 64  # beyond max_connections, to be told why not
 
 
@@ -76,10 +79,13 @@ class HttpServer(uvicorn.Server):
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(config.drain_s)),
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            callback_notify=self._show_life,
+            timeout_notify=_LIFE_S,
         )
         super().__init__(settings)
         self._frontend = frontend
         self._listener = listener
+        self._watchdog = Watchdog(_LOOP)
         host, port = listener.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -116,6 +122,9 @@ class HttpServer(uvicorn.Server):
             link.cancel()
             frontend.close()
             await asyncio.gather(link, telling, return_exceptions=True)
+
+    async def _show_life(self) -> None:
+        self._watchdog.beat(_LOOP)
 
     async def _tell_joined(self) -> None:
         """Whoever started us may wait until requests are answered, not only taken."""

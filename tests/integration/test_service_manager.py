@@ -99,6 +99,17 @@ def test_the_daemons_loop_shows_life_and_a_stopped_one_is_started_again(
         assert manager.said[-1]["STATUS"] == "serving, generation 2"
 
 
+def test_the_frontends_loop_shows_life_and_a_stopped_one_is_noticed(runtime_dir: Path):
+    command = ["-m", "compute.frontend", "--runtime-dir", str(runtime_dir), "--port", "0"]
+    with service_manager(command, runtime_dir, watchdog_s=3.0) as manager:
+        manager.start(60)
+        manager.until(lambda: manager.count("WATCHDOG") >= 2, 10)
+        manager.signal(signal.SIGSTOP)
+        while manager.is_alive:
+            manager.listen(0.1)
+        assert manager.n_watchdog_kills == 1
+
+
 def test_computes_loops_show_life_and_a_stopped_one_is_noticed(
     demo_dir: Path, runtime_dir: Path, tmp_path: Path
 ):

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from protocol.errors import ShardError
 from protocol.files.checkpoint import Checkpoint
-from protocol.files.pack_directory import header_hash, read_record_file
+from protocol.files.pack_directory import read_record_file
 from protocol.files.pack_manifest import Manifest, PackFile, SourceFile, tree_hash
+from protocol.files.pack_plain import header_hash
 from protocol.files.record_map import RecordFile
 from protocol.files.safetensors_header import Shard, TensorEntry
 from protocol.files.tensor_table import expert_key, tensor_label

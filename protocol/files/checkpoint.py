@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
 
+from .engram_places import engram_tables_of
 from .gguf_config import GgufModel
 from .gguf_contents import open_gguf
 from .gguf_index import SUFFIX as GGUF_SUFFIX
@@ -39,11 +40,10 @@ from .safetensors_index import (
     TensorEntry,
     load_index,
 )
-from .slice_map import ByteRange, EngramTable, SliceMap
+from .slice_map import EngramTable, SliceMap
 from .tensor_check import check_tensors
 from .tensor_table import (
     dense_tensors,
-    engram_rows_name,
     expected_tensors,
     is_engram_table,
     is_expert,
@@ -123,12 +123,13 @@ def open_checkpoint(directory: Path, *, incomplete: bool = False) -> Checkpoint:
 
     `incomplete` accepts a pack that holds a share of the layers, for looking at it.
     """
-    if model_kind(directory) == "gguf":
+    kind = model_kind(directory)
+    if kind == "gguf":
         return _open_gguf(directory)
+    if kind == "pack":
+        return _open_pack(directory, incomplete=incomplete)
     raw = read_config_json(directory)
     config = parse_model_config(raw, str(directory / CONFIG_NAME))
-    if is_pack(directory):
-        return _open_pack(directory, raw, config, incomplete=incomplete)
     index = load_index(directory)
     check_tensors(directory, index.tensors, expected_tensors(config))
     return Checkpoint(
@@ -138,7 +139,7 @@ def open_checkpoint(directory: Path, *, incomplete: bool = False) -> Checkpoint:
         shards=index.shards,
         tensors=index.tensors,
         slice_map=SliceMap.build(config, index.shards, index.tensors),
-        engram_tables=_engram_tables(config, index.tensors),
+        engram_tables=engram_tables_of(config, index.tensors),
         fingerprint=model_fingerprint(raw, index),
     )
 
@@ -169,22 +170,21 @@ def _open_gguf(path: Path) -> Checkpoint:
     )
 
 
-def _open_pack(
-    directory: Path, raw: dict[str, Any], config: ModelConfig, *, incomplete: bool
-) -> Checkpoint:
-    pack = open_pack(directory, config, raw, incomplete=incomplete)
+def _open_pack(directory: Path, *, incomplete: bool) -> Checkpoint:
+    pack = open_pack(directory, incomplete=incomplete)
     return Checkpoint(
         directory=directory,
         path=directory,
-        config=config,
+        config=pack.config,
         shards=pack.shards,
         tensors=pack.tensors,
         slice_map=pack.slice_map,
-        engram_tables=_engram_tables(config, pack.tensors),
+        engram_tables=pack.engram_tables,
         fingerprint=pack.fingerprint,
         kind="pack",
         checksums=pack.slice_map.checksums,
         warnings=pack.warnings,
+        gguf=GgufPart(pack.gguf.index, pack.gguf.model) if pack.gguf else None,
     )
 
 
@@ -241,32 +241,3 @@ def _family(name: str) -> str:
     if first == "layers":
         return rest.rpartition(".")[2]
     return first if dot else first.partition("_")[0]
-
-
-def _engram_tables(config: ModelConfig, tensors: dict[str, TensorEntry]) -> tuple[EngramTable, ...]:
-    return tuple(
-        _engram_table(index, layer, n_rows, tensors)
-        for index, (layer, n_rows) in enumerate(
-            zip(config.engram_layers, config.engram_n_rows, strict=True)
-        )
-    )
-
-
-def _engram_table(
-    index: int, layer: int, n_rows: int, tensors: dict[str, TensorEntry]
-) -> EngramTable:
-    """One table; where values and scales stand together, its row is all values and no scale."""
-    rows = tensors.get(engram_rows_name(layer))
-    values = rows or tensors[f"layers.{layer}.engram.embed.weight"]
-    scales = None if rows else tensors[f"layers.{layer}.engram.embed.scale"]
-    return EngramTable(
-        index=index,
-        layer=layer,
-        n_rows=n_rows,
-        values=ByteRange(values.shard, values.offset, values.n_bytes),
-        scales=ByteRange(scales.shard, scales.offset, scales.n_bytes)
-        if scales
-        else ByteRange(values.shard, values.offset, 0),
-        value_bytes=values.n_bytes // n_rows,
-        scale_bytes=scales.n_bytes // n_rows if scales else 0,
-    )

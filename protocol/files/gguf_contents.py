@@ -35,14 +35,20 @@ _HASHED_BYTES = 1 << 20  # read at a time
 
 
 @dataclass(frozen=True, slots=True)
-class GgufContents:
-    """What the files of a GGUF model hold, checked."""
+class GgufRest:
+    """What the files of a GGUF model hold beside the routed experts, checked."""
 
     index: GgufIndex
     model: GgufModel
-    tensors: dict[str, TensorEntry]  # by official name, `*` for all experts; the skipped ones too
-    slice_map: SliceMap
+    tensors: dict[str, TensorEntry]  # by official name, the skipped ones too
     engram_tables: tuple[EngramTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufContents(GgufRest):
+    """What the files of a GGUF model hold, checked; `tensors` has `*` for all experts."""
+
+    slice_map: SliceMap
     fingerprint: bytes
 
 
@@ -61,6 +67,18 @@ def open_gguf(path: Path) -> GgufContents:
         slice_map=_slice_map(model.config, index.shards, found),
         engram_tables=_engram_tables(model.config, found),
         fingerprint=_fingerprint(index),
+    )
+
+
+def open_gguf_rest(index: GgufIndex) -> GgufRest:
+    """Check a model whose routed experts are elsewhere; raises ConfigError or ShardError."""
+    model = read_gguf_config(index)
+    found = checked_tensors(model.config, index, experts=False)
+    return GgufRest(
+        index=index,
+        model=model,
+        tensors=_entries(model.config, index, found),
+        engram_tables=_engram_tables(model.config, found),
     )
 
 

@@ -17,7 +17,13 @@ from .gguf_index import GgufIndex
 from .gguf_names import by_official_name, gguf_names
 from .gguf_values import Value
 from .model_config import ModelConfig
-from .tensor_table import dense_tensors, engram_tensors, expert_piece_names, expert_pieces
+from .tensor_table import (
+    dense_tensors,
+    engram_tensors,
+    expert_piece_names,
+    expert_pieces,
+    is_expert,
+)
 
 PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
 ROW_ENCODING_KEY = "deepseek41.engram.encoding"
@@ -49,14 +55,20 @@ def gguf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def checked_tensors(config: ModelConfig, index: GgufIndex) -> dict[str, GgufTensor]:
+def checked_tensors(
+    config: ModelConfig, index: GgufIndex, *, experts: bool = True
+) -> dict[str, GgufTensor]:
     """Return the model's tensors by official name, `*` for experts; raises ShardError.
+
+    Without `experts` the files hold none of the routed ones.
 
     Refused are a missing tensor, other dims, a type that cannot be read or is not kept here, and a
     tensor that is no part of the model.
     """
     found = by_official_name(index.tensors)
     shapes = gguf_shapes(config)
+    if not experts:
+        shapes = {name: shape for name, shape in shapes.items() if not is_expert(name)}
     for name, shape in shapes.items():
         tensor = found.get(name)
         if tensor is None:

@@ -17,6 +17,7 @@ import xxhash
 
 from protocol.errors import ShardError
 
+from .gguf_contents import GgufRest
 from .model_config import ModelConfig
 from .pack_format import (
     HEADER_BYTES,
@@ -27,20 +28,11 @@ from .pack_format import (
     root_hash,
 )
 from .pack_manifest import MANIFEST_NAME, MIRROR, Manifest, PackFile, read_manifest
+from .pack_plain import open_plain_files
 from .record_map import RecordFile, RecordMap
-from .safetensors_header import LENGTH_BYTES, Shard, TensorEntry
-from .safetensors_index import read_header
-from .slice_map import FP4, ExpertLayout
-from .tensor_check import check_tensors
-from .tensor_table import (
-    ExpectedTensor,
-    dense_tensors,
-    engram_rows_name,
-    engram_tensors,
-    expert_pieces,
-    is_engram_table,
-    tensor_label,
-)
+from .safetensors_header import Shard, TensorEntry
+from .slice_map import FP4, EngramTable, ExpertLayout
+from .tensor_table import expert_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,32 +40,39 @@ class PackContents:
     """What a pack directory holds."""
 
     manifest: Manifest
+    config: ModelConfig
     shards: tuple[Shard, ...]
     tensors: dict[str, TensorEntry]  # dense ones and Engram tables
+    engram_tables: tuple[EngramTable, ...]
     slice_map: RecordMap
     fingerprint: bytes
     warnings: tuple[str, ...]
+    gguf: GgufRest | None  # of a pack that was made from a GGUF
 
 
-def open_pack(
-    directory: Path, config: ModelConfig, raw_config: Mapping[str, Any], *, incomplete: bool = False
-) -> PackContents:
-    """Open and check a pack; `incomplete` accepts a share of the layers. Raises ShardError."""
+def open_pack(directory: Path, *, incomplete: bool = False) -> PackContents:
+    """Open and check a pack; `incomplete` accepts a share of the layers.
+
+    Raises ConfigError or ShardError.
+    """
     manifest = read_manifest(directory)
+    plain = open_plain_files(directory, manifest)
+    config = plain.config
     _check_layers(directory, manifest, config, incomplete=incomplete)
-    shards, tensors = _plain_tensors(directory, manifest)
-    check_tensors(directory, tensors, _expected(config, tensors))
     stripes = _stripe_files(directory, manifest, config)
     mirrors, warnings = _mirror_files(directory, manifest, config)
     layouts = _layouts(directory, config, stripes)
     slice_map = RecordMap(config, layouts, stripes, mirrors)
     return PackContents(
         manifest=manifest,
-        shards=(*shards, *slice_map.shards),
-        tensors=tensors,
+        config=config,
+        shards=(*plain.shards, *slice_map.shards),
+        tensors=plain.tensors,
+        engram_tables=plain.engram_tables,
         slice_map=slice_map,
-        fingerprint=_fingerprint(raw_config, manifest),
+        fingerprint=_fingerprint(plain.raw_config, manifest),
         warnings=warnings,
+        gguf=plain.gguf,
     )
 
 
@@ -104,16 +103,6 @@ def read_record_file(path: Path, wanted: PackFile, manifest: Manifest) -> Record
     return RecordFile(Shard(path, status.st_size), header, checksums, parts)
 
 
-def header_hash(path: Path) -> str:
-    """Return 16 hex digits of a safetensors file's header, its length included."""
-    with path.open("rb") as file:
-        start = file.read(LENGTH_BYTES)
-        n_header = int.from_bytes(start, "little")
-        n_file = os.fstat(file.fileno()).st_size
-        header = start + file.read(min(n_header, max(0, n_file - LENGTH_BYTES)))
-    return xxhash.xxh3_64_hexdigest(header)
-
-
 def layer_ranges(layers: Iterable[int]) -> str:
     """Return layers for people: "3, 5-9"."""
     spans: list[list[int]] = []
@@ -139,51 +128,6 @@ def _check_layers(
             f"{directory}: an incomplete pack, the experts of layers {layer_ranges(missing)} are "
             f"missing; headrace pack --layers adds them"
         )
-
-
-def _plain_tensors(
-    directory: Path, manifest: Manifest
-) -> tuple[list[Shard], dict[str, TensorEntry]]:
-    """Read the headers of dense and Engram files, and of linked shards, of whom tables count."""
-    shards: list[Shard] = []
-    tensors: dict[str, TensorEntry] = {}
-
-    def add(path: Path, n_bytes: int, *, tables_only: bool) -> None:
-        shard, entries = read_header(path)
-        if shard.n_bytes != n_bytes:
-            raise ShardError(f"{path}: has {shard.n_bytes} bytes, {MANIFEST_NAME} says {n_bytes}")
-        shards.append(shard)
-        for entry in entries:
-            if tables_only and not is_engram_table(entry.name):
-                continue
-            other = tensors.setdefault(entry.name, entry)
-            if other is not entry:
-                raise ShardError(
-                    f"{tensor_label(entry.name)} stands twice: in {other.shard.path} and in {path}"
-                )
-
-    for file in manifest.files:
-        if file.kind in {"dense", "engram"}:
-            path = manifest.directory(directory, file.place) / file.name
-            add(path, file.n_bytes, tables_only=False)
-    for link in manifest.links:
-        path = directory / link.name
-        add(path, link.n_bytes, tables_only=True)
-        if header_hash(path) != link.header:
-            raise ShardError(f"{path}: is linked, and its header is no longer the one packed")
-    return shards, tensors
-
-
-def _expected(config: ModelConfig, tensors: Mapping[str, TensorEntry]) -> dict[str, ExpectedTensor]:
-    """Dense tensors, and each Engram table either as in the shards or as interleaved rows."""
-    expected = dense_tensors(config) | engram_tensors(config)
-    for layer, n_rows in zip(config.engram_layers, config.engram_n_rows, strict=True):
-        rows = engram_rows_name(layer)
-        if rows in tensors:
-            for name in [name for name in expected if is_engram_table(name, layer)]:
-                del expected[name]
-            expected[rows] = ExpectedTensor("U8", (n_rows, config.engram_row_bytes), "engram")
-    return expected
 
 
 def _stripe_files(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from protocol.errors import ShardError
 from protocol.files.checkpoint import Checkpoint
-from protocol.files.pack_directory import header_hash
 from protocol.files.pack_format import HEADER_BYTES, hash_bytes
 from protocol.files.pack_manifest import SourceFile
+from protocol.files.pack_plain import header_hash
 from protocol.files.safetensors_header import Shard
 
 if TYPE_CHECKING:

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from .fill_rows import fill_columns, fill_rows
 
-_COLUMNS = 4
-
 
 def attend(
     q: Tensor, rows: Tensor, sink: Tensor, visible: Tensor | None, dtype: torch.dtype
@@ -38,8 +36,8 @@ def attend(
         scores[:n_queries, :n_rows].masked_fill_(hidden, -torch.inf)
     largest = scores.amax(1, keepdim=True)
     weights = (scores - largest).exp_()
-    # The sum is a product too, one row after the other: what is hidden adds zeros, no other order.
-    total = (weights @ weights.new_ones(weights.shape[1], _COLUMNS))[:n_queries, :1]
+    # In f64, rounded once: the sum of a query does not depend on what the others of a tile see.
+    total = weights.sum(1, keepdim=True, dtype=torch.float64)[:n_queries].float()
     total = total + (sink.repeat(n_tokens).unsqueeze(1) - largest[:n_queries]).exp()
     out: Tensor = ((weights @ values)[:n_queries] / total).to(dtype)
     return out.view(n_tokens, n_heads, k)

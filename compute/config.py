@@ -116,7 +116,9 @@ def add_config_arguments(parser: argparse.ArgumentParser, names: tuple[str, ...]
 
 def load_config(args: argparse.Namespace, environment: Mapping[str, str]) -> ComputeConfig:
     """Return the settings from parsed flags, the environment and the file. Raises ConfigError."""
-    return ComputeConfig(**read_options(_OPTIONS, args, environment, also_known=FRONTEND_OPTIONS))
+    return ComputeConfig(
+        **read_options(_OPTIONS, args, environment, process="compute", also_known=FRONTEND_OPTIONS)
+    )
 
 
 def private_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,13 +8,13 @@ names where it stood.
 from __future__ import annotations
 
 import argparse
-import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from protocol.errors import ConfigError
+from protocol.settings_file import read_settings
 
 ENVIRONMENT_PREFIX = "HEADRACE_"
 
@@ -120,16 +120,18 @@ def read_options(
     args: argparse.Namespace,
     environment: Mapping[str, str],
     *,
+    process: str,
     also_known: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the settings that were given anywhere, by name. Raises ConfigError.
 
-    also_known   keys of the file that belong to another process
+    process      whose table of the file counts
+    also_known   keys at the top of the file that belong to another process
     """
     values: dict[str, tuple[object, str]] = {}
     file = getattr(args, "config", None) or environment.get(ENVIRONMENT_PREFIX + "CONFIG")
     if file is not None:
-        values |= _file_values(Path(file), options, also_known)
+        values |= read_settings(Path(file), process, options, also_known)
     for name, option in options.items():
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environment.get(variable) and option.has_flag:
@@ -138,17 +140,3 @@ def read_options(
         if flag is not None:
             values[name] = (flag, "--" + name.replace("_", "-"))
     return {name: options[name].convert(*value) for name, value in values.items()}
-
-
-def _file_values(
-    path: Path, options: Mapping[str, Option], also_known: Collection[str]
-) -> dict[str, tuple[object, str]]:
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from error
-    unknown = sorted(set(raw) - set(options) - set(also_known))
-    if unknown:
-        known = ", ".join(dict.fromkeys((*options, *also_known)))
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; known are {known}")
-    return {name: (value, f"{path}: {name}") for name, value in raw.items() if name in options}

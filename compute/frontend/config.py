@@ -144,5 +144,7 @@ def load_frontend_config(
 ) -> FrontendConfig:
     """Return the settings from parsed flags, the environment and the file. Raises ConfigError."""
     return FrontendConfig(
-        **read_options(FRONTEND_OPTIONS, args, environment, also_known=also_known)
+        **read_options(
+            FRONTEND_OPTIONS, args, environment, process="frontend", also_known=also_known
+        )
     )

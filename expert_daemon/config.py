@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,6 +22,7 @@ from protocol.runtime_dir import (
     check_runtime_dir,
     default_runtime_dir,
 )
+from protocol.settings_file import read_settings
 from protocol.sizes import parse_size
 
 from .metrics_address import parse_address
@@ -141,15 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _toml_values(path: Path) -> dict[str, tuple[Any, str]]:
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from error
-    unknown = sorted(set(raw) - set(_OPTIONS))
-    if unknown:
-        known = ", ".join(_OPTIONS)
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; known are {known}")
-    values = {name: (value, f"{path}: {name}") for name, value in raw.items()}
+    values = read_settings(path, "daemon", _OPTIONS)
     for name, (value, where) in values.items():
         _CONVERTERS[name](value, where)  # also where a flag will win over it
     return values

@@ -25,9 +25,8 @@ def attend(
     """
     n_tokens, n_heads, k = q.shape
     n_rows, n_queries = rows.shape[0], n_tokens * n_heads
-    values: Tensor = fill_columns(
-        rows.float().T
-    ).T  # whole vectors of keys, those added stay hidden
+    # Whole vectors of keys; those added stay hidden.
+    values: Tensor = fill_columns(rows.float().T).T
     queries = fill_rows(q.float().reshape(n_queries, k))
     scores = (queries @ values.T) * k**-0.5
     scores[:, n_rows:] = -torch.inf

@@ -80,7 +80,7 @@ def load_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Dae
     values: dict[str, tuple[Any, str]] = {}
     if file is not None:
         values |= _toml_values(Path(file))
-    for name in _OPTIONS:
+    for name in OPTIONS:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environment.get(variable):
             values[name] = (environment[variable], variable)
@@ -89,7 +89,7 @@ def load_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Dae
     return _checked(values, environment)
 
 
-_OPTIONS = {
+OPTIONS = {
     "model": "model directory, .gguf file, or `demo` for the packaged demo model",
     "arena": 'cap on shared memory, such as "96GiB" (default: all experts, at most half of RAM)',
     "arena_max": "largest size that the arena may ever be resized to (default: --arena)",
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE.toml", help="settings; flags win over it")
-    for name, text in _OPTIONS.items():
+    for name, text in OPTIONS.items():
         if name in _SWITCHES:
             parser.add_argument(
                 "--" + name.replace("_", "-"), action="store_true", default=None, help=text
@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _toml_values(path: Path) -> dict[str, tuple[Any, str]]:
-    values = read_settings(path, "daemon", _OPTIONS)
+    values = read_settings(path, "daemon", OPTIONS)
     for name, (value, where) in values.items():
         _CONVERTERS[name](value, where)  # also where a flag will win over it
     return values
@@ -239,4 +239,4 @@ _CONVERTERS = {
     "trace_size": parse_size,
     "allowed_uids": _uids,
 }
-assert {f.name.removesuffix("_bytes") for f in fields(DaemonConfig)} == set(_OPTIONS)
+assert {f.name.removesuffix("_bytes") for f in fields(DaemonConfig)} == set(OPTIONS)

@@ -47,6 +47,7 @@ from protocol.sd_notify import notify
 from protocol.wire.sockets import RuntimePaths
 
 from .children import Place, daemon_arguments, daemon_runs, find_place
+from .daemon_table import daemon_flags
 from .supervision import Child, ChildFailed, Program, Supervisor
 
 _LOOK_S = 60.0
@@ -92,7 +93,8 @@ def _start(
     """Start what does not run; return the frontend."""
     assert config.runtime_dir is not None
     if not daemon_runs(config.runtime_dir):
-        flags = daemon_arguments(config, Path(config.model))
+        table = daemon_flags(Path(file[1]) if file else None)
+        flags = table + daemon_arguments(config, Path(config.model))  # of two the last one counts
         flags += ["--runtime-dir", str(config.runtime_dir)]
         supervisor.add(Program("the expert daemon", ["-m", "expert_daemon", *flags]))
     if not _compute_runs(config.runtime_dir):

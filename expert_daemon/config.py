@@ -47,6 +47,7 @@ class DaemonConfig:
     read_threads: int = 8  # demand readers
     read_mode: str = "direct"  # "direct" (O_DIRECT) or "buffered"
     policy: str = "lfu-da"  # which slot is evicted first
+    prefetch: bool = False  # read what the engine foresees
     batch: int = 1  # tokens decoded at once, for the smallest legal arena
     metrics: str = ""  # where Prometheus metrics are served, see metrics_address; "": nowhere
     no_save: bool = False  # write nothing into the state directory
@@ -98,6 +99,7 @@ OPTIONS = {
     "read_threads": "threads that read experts (default: 8)",
     "read_mode": "direct or buffered (default: direct)",
     "policy": "which expert is evicted first: lfu-da, lru or lru-random (default: lfu-da)",
+    "prefetch": "read what the engine foresees, while nothing is waited for",
     "batch": "tokens decoded at once, for the smallest legal arena (default: 1)",
     "metrics": "serve Prometheus metrics at 127.0.0.1:PORT or unix:/PATH (default: nowhere)",
     "no_save": "write nothing into the state directory",
@@ -107,7 +109,7 @@ OPTIONS = {
 }
 
 
-_SWITCHES = ("no_save",)
+_SWITCHES = ("no_save", "prefetch")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -153,7 +155,7 @@ def _checked(values: Mapping[str, tuple[Any, str]], environment: Mapping[str, st
         field = name + "_bytes" if name in _SIZES else name
         built[field] = _CONVERTERS[name](value, where)
     if "model" not in built:
-        raise ConfigError("no model given: --model PATH, HEADRACE_MODEL or `model` in the TOML file")
+        raise ConfigError("no model: --model PATH, HEADRACE_MODEL or `model` in the TOML file")
     if "runtime_dir" not in built:
         built["runtime_dir"] = default_runtime_dir(environment)
     if "state_dir" not in built:
@@ -235,6 +237,7 @@ _CONVERTERS = {
     "batch": lambda value, where: _count(value, where, MAX_BATCH),
     "metrics": _metrics,
     "no_save": _switch,
+    "prefetch": _switch,
     "trace": _directory,
     "trace_size": parse_size,
     "allowed_uids": _uids,

@@ -111,6 +111,8 @@ class EngineDesk:
             self._epoch_launched,
             is_answered=is_answered,
         )
+        if message.hints:
+            self._cache.hint(message.step, message.hints)
 
     def _answer_ahead(self, session: Session, message: MissRequest) -> bool:
         """Send the answer where nothing misses; what it means to the cache can wait for that."""

@@ -46,6 +46,7 @@ class Foresight:
         self._hints: OrderedDict[int, Moment] = OrderedDict()
         self._warm: deque[int] = deque()
         self._under_way: dict[int, _UnderWay] = {}
+        self._moments: dict[int, Moment] = {}  # of keys read or being read, until it has passed
         self._decided = (0, 0)  # useful, all: at the last look
         self.hints_ended = False  # they were of too little use
 
@@ -58,6 +59,9 @@ class Foresight:
         """Another engine: what the last one foresaw is void."""
         self._ahead.clear()
         self._hints.clear()
+        for key in self._moments:
+            self._parts.residents.fade(key)
+        self._moments.clear()
         self._under_way = {
             key: one for key, one in self._under_way.items() if one.load.purpose is Purpose.WARM
         }
@@ -87,6 +91,7 @@ class Foresight:
         """A stream has begun a read for its next layer."""
         key = load.layer * self._parts.book.n_experts + load.expert
         self._under_way[key] = _UnderWay(load, (step, load.layer))
+        self._moments[key] = (step, load.layer)
 
     def passed(self, step: int, layer: int, wanted: AbstractSet[int]) -> list[Load]:
         """Forget what was foreseen up to this moment; return reads that nobody waits for now.
@@ -98,6 +103,9 @@ class Foresight:
             self._ahead.clear()
         for key in [key for key, moment in self._hints.items() if moment <= now]:
             del self._hints[key]
+        for key in [key for key, moment in self._moments.items() if moment <= now]:
+            del self._moments[key]
+            self._parts.residents.fade(key)
         given_up: list[Load] = []
         for key, one in list(self._under_way.items()):
             if self._parts.flights.load_of(key) != one.load:
@@ -152,42 +160,43 @@ class Foresight:
         slots = placement.take_free(1, frozenset())
         if not slots:
             return False
-        self._parts.residents.expect(key, origin)
+        self._parts.residents.expect(key, origin, foreseen=True)
         self._under_way[key] = _UnderWay(self._begin(key, slots[0], purpose), moment)
+        self._moments[key] = moment
         return True
 
     def _place_warm(self) -> None:
-        counters = self._parts.counters
+        placement, book = self._parts.placement, self._parts.book
         while self._warm and self._n_reads(Purpose.WARM) < MOST_WARM_READS:
             key = self._warm[0]
             if not self._is_absent(key):
+                self._pass_over()
+            elif len(book.free) > placement.free_pool:
                 self._warm.popleft()
-                counters.n_warm_passed += 1
-                continue
-            if not self._make_room(key):
-                return
-            if self._warm and self._warm[0] == key:
-                slots = self._parts.placement.take_free(1, frozenset())
+                slots = placement.take_free(1, frozenset())
                 self._under_way[key] = _UnderWay(self._begin(key, slots[0], Purpose.WARM), (0, 0))
-                self._warm.popleft()
+            elif placement.n_beyond or not self._make_room():
+                return
 
-    def _make_room(self, key: int) -> bool:
-        """Whether a slot beyond the pool is FREE now, or `key` was passed over."""
-        placement, book = self._parts.placement, self._parts.book
-        if len(book.free) > placement.free_pool:
+    def _pass_over(self) -> None:
+        self._warm.popleft()
+        self._parts.counters.n_warm_passed += 1
+
+    def _make_room(self) -> bool:
+        """Retire residents worth less than the next keys; whether there is anything to go on with.
+
+        Slots are awaited together: each acknowledgement may take a step of the engine.
+        """
+        victims = self._parts.placement.lowest(MOST_WARM_READS)
+        less = [v for v, key in zip(victims, self._warm, strict=False) if self._is_less(v, key)]
+        if not less:
+            self._pass_over()
             return True
-        if placement.n_beyond >= MOST_WARM_READS:  # they will be FREE soon
-            return False
-        lowest = placement.lowest()
-        if lowest is None or not self._is_worth_more(key, lowest):
-            self._warm.popleft()
-            self._parts.counters.n_warm_passed += 1
-            return True
-        placement.retire([lowest])
+        self._parts.placement.retire(less)
         self._parts.free_retired()
-        return len(book.free) > placement.free_pool
+        return len(self._parts.book.free) > self._parts.placement.free_pool
 
-    def _is_worth_more(self, key: int, other: int) -> bool:
+    def _is_less(self, other: int, key: int) -> bool:
         residents = self._parts.residents
         if other in residents.guests:
             return True

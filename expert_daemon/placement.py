@@ -92,10 +92,9 @@ class Placement:
         self.retire(victims)
         return len(victims)
 
-    def lowest(self) -> int | None:
-        """The key that would be retired next."""
-        lowest = self._residents.victims(1, _Kept(self, frozenset(), frozenset()))
-        return lowest[0] if lowest else None
+    def lowest(self, n: int) -> list[int]:
+        """The keys that would be retired next."""
+        return self._residents.victims(n, _Kept(self, frozenset(), frozenset()))
 
     def retire(self, keys: list[int]) -> None:
         """READY keys leave the table; their slots are FREE once no device can name them."""

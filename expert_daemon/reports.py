@@ -64,6 +64,8 @@ class Reports:
             "table_version": self._cache.table_version,
             "n_resident": len(self._cache.resident()),
             "n_loading": self._cache.n_loading,
+            "warm_left": self._cache.n_warm_left,
+            "hints_ended": int(self._cache.hints_ended),
             "queue_depth": works.threads.depth(),
             **{f"queue_{lane}": depth for lane, depth in works.threads.depths().items()},
             **works.loading.read_times.values(),

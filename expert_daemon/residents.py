@@ -3,6 +3,7 @@
 A guest is a READY key that nobody has asked for by itself: a chunk of a prompt streamed through, or
 a hint foresaw it. It stands below every resident of the policy, which does not know it; its first
 use makes it a resident. `expect` says of a key that is being read that it will come as a guest.
+One that is foreseen for a moment still to come leaves last of all, until `fade`.
 
 Pure. To its users it looks like a policy.
 """
@@ -37,6 +38,7 @@ class Residents:
         self._counters = counters
         self._guests: dict[int, Origin] = {}  # READY, the first to come first
         self._expected: dict[int, Origin] = {}  # being read
+        self._foreseen: set[int] = set()  # of both, those whose moment is to come
 
     @property
     def n_guests(self) -> int:
@@ -53,9 +55,15 @@ class Residents:
         """Those being read."""
         return frozenset(self._expected)
 
-    def expect(self, key: int, origin: Origin) -> None:
+    def expect(self, key: int, origin: Origin, *, foreseen: bool = False) -> None:
         """`key` is being read for nobody in particular."""
         self._expected[key] = origin
+        if foreseen:
+            self._foreseen.add(key)
+
+    def fade(self, key: int) -> None:
+        """The moment for which `key` was foreseen has passed."""
+        self._foreseen.discard(key)
 
     def ask(self, key: int) -> None:
         """Somebody waits for `key`, which is being read: it will be no guest."""
@@ -106,14 +114,21 @@ class Residents:
 
     def victims(self, n: int, excluded: Container[int]) -> list[int]:
         """Up to `n` keys to give up: guests, the first come first, then what the policy says."""
-        chosen = list(islice((key for key in self._guests if key not in excluded), n))
+        foreseen = self._foreseen
+        guests = (key for key in self._guests if key not in foreseen and key not in excluded)
+        chosen = list(islice(guests, n))
         if len(chosen) < n:
             chosen += self._policy.victims(n - len(chosen), excluded)
+        if len(chosen) < n and foreseen:
+            rest = (key for key in self._guests if key in foreseen and key not in excluded)
+            chosen += islice(rest, n - len(chosen))
         return chosen
 
     def last_guests(self, n: int, excluded: Container[int]) -> list[int]:
         """Up to `n` guests to give up, the last come first, so that earlier ones are met again."""
-        return list(islice((key for key in reversed(self._guests) if key not in excluded), n))
+        foreseen = self._foreseen
+        guests = (key for key in reversed(self._guests) if key not in foreseen)
+        return list(islice((key for key in guests if key not in excluded), n))
 
     def scores(self, keys: Keys) -> NDArray[np.float64]:
         """What the slot headers show."""

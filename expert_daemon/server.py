@@ -18,6 +18,7 @@ from protocol.wire.codec import Bounds, CodecError, Envelope, decode
 from protocol.wire.messages import Hello, Message, Refused
 
 from .admission import Admission
+from .advice_desk import AdviceDesk
 from .config import DaemonConfig
 from .descriptor_server import DescriptorServer
 from .engine_desk import EngineDesk
@@ -63,6 +64,7 @@ class Server:
         self._engines = EngineDesk(sessions, outbox, works)
         self._fetches = FetchDesk(sessions, outbox, works, loop, self.settle)
         self._rows = RowDesk(sessions, outbox, works)
+        self._advice = AdviceDesk(works)
         self._traces = TraceDesk(works.tracing, outbox)
         self._reports = Reports(sessions, outbox, works)
         self._fault_desk = FaultDesk(outbox, works)
@@ -136,9 +138,9 @@ class Server:
             messages.Resize: Rule(self._resize),
             messages.Unquarantine: Rule(self._fault_desk.unquarantine),
             messages.Trace: Rule(self._traces.trace),
-            messages.Hint: Rule(_pass_over, "engine"),
+            messages.Hint: Rule(self._advice.hint, "engine"),
             messages.Dropped: Rule(_pass_over, "engine"),
-            messages.Warm: Rule(_pass_over),
+            messages.Warm: Rule(self._advice.warm),
             messages.Pong: Rule(_pass_over),
         }
 

@@ -217,7 +217,7 @@ class Serving:
                 slots = self._placement.for_stream(window, 1)
                 if not slots:
                     return
-                self._residents.expect(key, Origin.STREAM)
+                self._residents.expect(key, Origin.STREAM, foreseen=True)
                 load = self._begin(key, slots[0], Purpose.AHEAD)
                 self.foresight.begun_ahead(load, window.step)
                 window.begun_ahead.add(key)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 from expert_daemon.reader_threads import Lane, ReaderThreads
 
@@ -15,6 +16,10 @@ def wait_for(condition, seconds=5.0):
 
 def wait(event):
     event.wait(10)
+
+
+def _note(done, number, _bounce):
+    done.append(number)
 
 
 def n_threads(pool):
@@ -156,6 +161,6 @@ def test_a_flood_of_every_lane_is_worked_off():
     pool = ReaderThreads(3, 4096)
     done = []
     for number in range(3000):
-        pool.submit(Lane(number % 4), lambda _, n=number: done.append(n))
+        pool.submit(Lane(number % 4), partial(_note, done, number))
     wait_for(lambda: len(done) == 3000, 20)
     assert pool.close(5)

@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.formats import FORMATS, QUANTISERS, fp4
+from kernels.formats import FORMATS, QUANTISERS, fp4, mxfp4
 from protocol.errors import ConfigError
 from protocol.files.slice_map import FP4, ExpertLayout
 
+MXFP4 = "MXFP4"
 MATRICES = ("gate", "up", "down")
 
 Bytes = NDArray[np.uint8]
@@ -63,6 +64,9 @@ class Quantiser:
         if before == after:
             pieces = {matrix: packed}
             return pieces | {scale: self._piece(source, slot, scale)} if after == FP4 else pieces
+        if (before, after) == (MXFP4, FP4):
+            codes, scales = _official(packed)
+            return {matrix: codes, scale: scales}
         if before == FP4:
             values = fp4.dequantise(packed, self._piece(source, slot, scale))
         else:
@@ -77,3 +81,16 @@ class Quantiser:
         rows = layout.pieces[piece].shape[0]
         data = torch.from_numpy(slot[offset : offset + n_bytes]).view(rows, -1)
         return data.to(self.device)
+
+
+def _official(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """MXFP4 blocks [n, k / 32 * 17] u8 as official codes [n, k / 2] and scales [n, k / 32].
+
+    The same values, nibble for nibble: a block has its scale first, then value i in the low and
+    value i + 16 in the high nibble of byte i; officially value 2i is low and 2i + 1 high.
+    """
+    parts = blocks.view(blocks.shape[0], -1, mxfp4.BLOCK_BYTES)
+    packed = parts[..., 1:]
+    codes = torch.cat([packed & 15, packed >> 4], dim=-1)
+    codes = codes[..., 0::2] | (codes[..., 1::2] << 4)
+    return codes.flatten(1), parts[..., 0].contiguous()

@@ -16,10 +16,10 @@ MAX_JOBS = 256
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add source, target and what goes where."""
-    parser.add_argument("source", metavar="SRC", help="model directory, or demo")
+    parser.add_argument("source", metavar="SRC", help="model directory, GGUF file, or demo")
     parser.add_argument("target", metavar="DST", help="directory of the pack, new or begun before")
     parser.add_argument(
-        "--experts", choices=EXPERTS, default="fp4", help="format of the experts (default: fp4)"
+        "--experts", choices=EXPERTS, help="format of the experts (default: as in the source)"
     )
     parser.add_argument(
         "--stripe", metavar="DIR,DIR", help="spread each expert over these directories' drives"
@@ -52,19 +52,19 @@ def run(args: argparse.Namespace) -> int:
     """Pack, or go on with what was begun; raises HeadraceError."""
     from compute.commands.byte_report import Report
     from protocol.errors import ConfigError
-    from protocol.files.checkpoint import open_checkpoint, resolve_model
+    from protocol.files.checkpoint import model_kind, open_checkpoint, resolve_model
     from protocol.files.model_config import load_model_config
 
     from .packing import pack, write_plan
-    from .plan import make_plan
+    from .plan import SOURCE_FORMATS, make_plan
     from .preflight import check_places, check_room
 
     if not 1 <= args.jobs <= MAX_JOBS:
         raise ConfigError(f"--jobs: {args.jobs} is not a number from 1 to {MAX_JOBS}")
     source = resolve_model(args.source)
-    options = _options(args, source)
-    config = load_model_config(source)
-    check_places(options, config)
+    kind = model_kind(source)
+    options = _options(args, source, "fp4" if kind == "official" else SOURCE_FORMATS)
+    check_places(options, load_model_config(source) if kind == "official" else None)
     plan = make_plan(options, open_checkpoint(source))
     report = Report("packing", as_json=args.json)
     if args.dry_run:
@@ -91,7 +91,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
     return tuple(sorted(layers))
 
 
-def _options(args: argparse.Namespace, source: Path) -> PackOptions:
+def _options(args: argparse.Namespace, source: Path, experts: str) -> PackOptions:
     from .plan import ENGRAM_COPIED, ENGRAM_LINKED, ENGRAM_ROWS, PackOptions
 
     engram = ENGRAM_COPIED if args.copy else ENGRAM_LINKED
@@ -99,7 +99,7 @@ def _options(args: argparse.Namespace, source: Path) -> PackOptions:
     return PackOptions(
         source=source,
         target=_directory(args.target, "DST"),
-        experts=args.experts,
+        experts=args.experts or experts,
         stripes=tuple(_directory(path, "--stripe") for path in stripes),
         mirror=_directory(args.mirror, "--mirror") if args.mirror is not None else None,
         layers=parse_layers(args.layers) if args.layers else None,

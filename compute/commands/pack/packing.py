@@ -71,7 +71,7 @@ def write_plan(plan: PackPlan, report: Report) -> None:
     ]
     report.event(
         "plan",
-        source=str(plan.checkpoint.directory),
+        source=str(plan.checkpoint.path),
         directory=str(plan.options.target),
         experts=plan.options.experts,
         record_bytes=plan.layouts[0].image.slot_bytes,
@@ -99,7 +99,7 @@ def _plan_lines(plan: PackPlan, links: list[dict[str, str]]) -> list[str]:
     n_experts = plan.checkpoint.config.n_experts
     what = f"layers {layer_ranges(plan.layers)}: {n_experts} experts each, {layout.format}"
     lines = [
-        f"{plan.checkpoint.directory} to {plan.options.target}:",
+        f"{plan.checkpoint.path} to {plan.options.target}:",
         f"  {what}, in records of {layout.image.slot_bytes} bytes",
     ]
     for kind in KINDS:

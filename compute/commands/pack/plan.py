@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protocol.errors import ConfigError
@@ -24,6 +24,7 @@ from protocol.files.tensor_table import (
 )
 
 from .dense_files import copied_output, dense_outputs, engram_copies, engram_rows
+from .gguf_files import gguf_dense_output, gguf_engram_outputs
 from .outputs import FillRecord, LayerOutput, Output, PlannedFile
 from .source_files import copied_files, stamps
 
@@ -34,6 +35,7 @@ TARGETS = {
     "q4k": ("Q4_K", "Q4_K", "Q4_K"),
     "q8_0": ("Q8_0", "Q8_0", "Q8_0"),
 }
+SOURCE_FORMATS = "source"  # experts stay as they are, layer by layer
 ENGRAM_LINKED, ENGRAM_COPIED, ENGRAM_ROWS = "linked", "copied", "interleaved"
 
 
@@ -43,7 +45,7 @@ class PackOptions:
 
     source: Path
     target: Path
-    experts: str = "fp4"  # one of TARGETS
+    experts: str = "fp4"  # one of TARGETS, or SOURCE_FORMATS
     stripes: tuple[Path, ...] = ()
     mirror: Path | None = None
     layers: tuple[int, ...] | None = None  # None: all
@@ -79,6 +81,11 @@ class PackPlan:
     def plain_outputs(self) -> list[Output]:
         """Everything but the records, what is small first."""
         outputs: list[Output] = [copied_output(path) for path in self.copies]
+        if self.checkpoint.gguf is not None:
+            outputs.append(gguf_dense_output(self.checkpoint.gguf))
+            if self.options.engram != ENGRAM_LINKED:  # rows are whole in a GGUF
+                outputs += gguf_engram_outputs(self.checkpoint)
+            return outputs
         outputs += dense_outputs(self.checkpoint)
         if self.options.engram == ENGRAM_COPIED:
             outputs += engram_copies(self.checkpoint)
@@ -123,13 +130,15 @@ class PackPlan:
 def make_plan(options: PackOptions, checkpoint: Checkpoint) -> PackPlan:
     """Return the plan; raises ConfigError on layers or row lengths that do not go."""
     config = checkpoint.config
-    layouts = tuple(
-        target_layout(config, options.experts, layer) for layer in range(config.n_layers)
-    )
+    layouts = checkpoint.slice_map.layouts
+    if options.experts == SOURCE_FORMATS and all(layout.format == FP4 for layout in layouts):
+        options = replace(options, experts="fp4")
+    if options.experts != SOURCE_FORMATS:
+        layouts = (target_layout(config, options.experts, 0),) * config.n_layers
     layers = tuple(range(config.n_layers)) if options.layers is None else options.layers
     if layers and layers[-1] >= config.n_layers:
         raise ConfigError(f"--layers: {layers[-1]} is none of the model's {config.n_layers} layers")
-    copies = tuple(copied_files(checkpoint.directory))
+    copies = tuple(copied_files(checkpoint))
     return PackPlan(
         options=options,
         checkpoint=checkpoint,
@@ -143,7 +152,7 @@ def make_plan(options: PackOptions, checkpoint: Checkpoint) -> PackPlan:
 
 
 def target_layout(config: ModelConfig, experts: str, layer: int) -> ExpertLayout:
-    """Return an expert's layout in the target format.
+    """Return an expert's layout in one of TARGETS.
 
     Raises ConfigError naming a tensor whose rows are no whole blocks.
     """

@@ -21,8 +21,8 @@ SPARE_BYTES = 64 << 20  # for journals, directories and what else stands beside 
 IGNORED_NAMES = frozenset({"lost+found"})
 
 
-def check_places(options: PackOptions, config: ModelConfig) -> None:
-    """Check the directories, and roughly the room; needs the source's config alone.
+def check_places(options: PackOptions, config: ModelConfig | None) -> None:
+    """Check the directories, and with a config roughly the room; needs nothing else of the source.
 
     Raises ConfigError naming the directory.
     """
@@ -35,6 +35,8 @@ def check_places(options: PackOptions, config: ModelConfig) -> None:
     for directory in (*options.stripes, *([options.mirror] if options.mirror else [])):
         if directory != options.target:
             _check_unused(directory, "experts-")
+    if config is None:
+        return
     record_places = options.stripes or (options.target,)
     share = experts_bytes(config, options) // (len(record_places) + (options.mirror is not None))
     needed: dict[Path, int] = defaultdict(int)

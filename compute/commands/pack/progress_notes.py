@@ -127,7 +127,7 @@ def check_same_source(plan: PackPlan, before: tuple[SourceFile, ...], since: str
     difference = changed(before, plan.stamps)
     if difference:
         raise ShardError(
-            f"{plan.checkpoint.directory}: changed {since}: {difference}; restore it, or pack into "
+            f"{plan.checkpoint.path}: changed {since}: {difference}; restore it, or pack into "
             "another directory"
         )
 

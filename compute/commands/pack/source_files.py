@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from expert_daemon.source import Bytes
 
 MAX_ALIGNMENT = 1 << 16
+HEADER_SUFFIXES = (".safetensors", ".gguf")
 SHARD_SUFFIXES = (".safetensors", ".gguf", ".pack")
 COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 COPIED_BYTES_MAX = 64 << 20
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "engram_token_map.json")
 NOT_COPIED = ("model.safetensors.index.json", "pack.json")
 
 
@@ -91,12 +93,16 @@ def stamps(checkpoint: Checkpoint, copied: Iterable[Path]) -> tuple[SourceFile, 
     return tuple(_stamp(files[name]) for name in sorted(files))
 
 
-def copied_files(directory: Path) -> list[Path]:
-    """Return the config, the tokenizer and what else of small text stands beside the shards."""
+def copied_files(checkpoint: Checkpoint) -> list[Path]:
+    """Return the config, the tokenizer and what else of small text stands beside the shards.
+
+    Beside a GGUF, which may lie among anything, the tokenizer's files alone.
+    """
     return sorted(
         path
-        for path in directory.iterdir()
-        if path.suffix in COPIED_SUFFIXES
+        for path in checkpoint.directory.iterdir()
+        if (path.name in TOKENIZER_FILES or checkpoint.gguf is None)
+        and path.suffix in COPIED_SUFFIXES
         and path.name not in NOT_COPIED
         and not path.name.startswith(".")
         and path.is_file()
@@ -133,7 +139,7 @@ def _stamp(path: Path) -> SourceFile:
 
 def _digest(path: Path) -> str:
     """Hash of a shard's header, or of the whole of any other file."""
-    if path.suffix == ".safetensors":
+    if path.suffix in HEADER_SUFFIXES:
         return header_hash(path)
     with path.open("rb") as file:
         data = file.read(HEADER_BYTES if _is_shard(path.name) else -1)

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     frontend = load_frontend_config(args, os.environ, COMPUTE_KEYS)
     if frontend.token_file is not None:
         read_tokens(frontend.token_file)
-    model = open_checkpoint(resolve_model(config.model)).directory
+    model = open_checkpoint(resolve_model(config.model)).path.absolute()
     with _runtime_dir(config) as runtime_dir:
         config = replace(config, model=str(model), runtime_dir=runtime_dir)
         frontend = replace(frontend, model=str(model), runtime_dir=runtime_dir)

@@ -44,8 +44,8 @@ class DaemonConfig:
     state_dir: Path  # what outlives a machine's restart
     arena_bytes: int = 0  # hard cap on the arena as populated; 0: all experts, at most half of RAM
     arena_max_bytes: int = 0  # largest size that the arena may ever have; 0: arena_bytes
-    read_threads: int = 8  # demand readers
-    read_mode: str = "direct"  # "direct" (O_DIRECT) or "buffered"
+    read_threads: int = 0  # demand readers; 0: as tuned, else 8
+    read_mode: str = ""  # "direct" (O_DIRECT) or "buffered"; "": as tuned, else direct
     policy: str = "lfu-da"  # which slot is evicted first
     prefetch: bool = False  # read what the engine foresees
     batch: int = 1  # tokens decoded at once, for the smallest legal arena
@@ -96,8 +96,8 @@ OPTIONS = {
     "arena_max": "largest size that the arena may ever be resized to (default: --arena)",
     "runtime_dir": "sockets and lock (default: /run/headrace or $XDG_RUNTIME_DIR/headrace)",
     "state_dir": "what outlives a restart of the machine (default: $XDG_STATE_HOME/headrace)",
-    "read_threads": "threads that read experts (default: 8)",
-    "read_mode": "direct or buffered (default: direct)",
+    "read_threads": "threads that read experts (default: as tuned, else 8)",
+    "read_mode": "direct or buffered (default: as tuned, else direct)",
     "policy": "which expert is evicted first: lfu-da, lru or lru-random (default: lfu-da)",
     "prefetch": "read what the engine foresees, while nothing is waited for",
     "batch": "tokens decoded at once, for the smallest legal arena (default: 1)",

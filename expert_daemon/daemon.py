@@ -17,17 +17,18 @@ from typing import Any
 import uvloop
 
 from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
-from protocol.files.slice_map import Slice
 from protocol.sd_notify import notify
 
 from .arena import ARENA_NAME, Arena, ArenaOf, describe, open_arena
 from .arena_plan import PlannedArena, keep_size, plan
+from .arena_size import ArenaSize
 from .arena_search import find_arena
 from .cache import SlotCache
 from .cache_parts import CacheLimits, CacheMemory
 from .checksums import Checksums
 from .config import DaemonConfig
 from .exporter_child import check_exporter
+from .fragments import expert_fragments, slot_pieces
 from .lifetime import Lifetime
 from .loading import ExpertLoading
 from .lock import RuntimeLock, prepare_directory
@@ -36,11 +37,11 @@ from .metrics import Counters
 from .model_state import ModelState, shards_stamp
 from .policy import make_policy
 from .policy_section import PolicySection
+from .populate import available_bytes
 from .quarantine import Quarantine
-from .range_reader import MAX_WINDOW_BYTES, RangeReader
+from .range_reader import BOUNCE_BYTES, RangeReader
 from .read_faults import ReadFaults
-from .read_plan import Fragment
-from .reader import ExpertReader, Key
+from .reader import ExpertReader
 from .reader_threads import ReaderThreads
 from .rehash import Rehash
 from .routing_trace import shape_of
@@ -51,12 +52,12 @@ from .source import FileSource, Source
 from .suspects import Suspects
 from .tiers import TieredPolicy
 from .trace import Tracing
+from .tuned import Reading, choose_reading, material_of
 from .upkeep import Upkeep
 from .verified import Verified
 from .works import Works
 
 FINISH_S = 1.0  # how long the reads in hand are waited for at the end
-MAX_ALIGNMENT = 1 << 16
 
 WrapSource = Callable[[Source], Source]
 
@@ -88,8 +89,14 @@ class Daemon:
         given = passed_arena
         if passed_arena is None:
             passed_arena = _look_for_arena(config, checkpoint.fingerprint)
-        if passed_arena is not None and config.arena_bytes == 0:
-            planned = keep_size(planned, passed_arena, checkpoint.fingerprint, top_k_batch)
+        if passed_arena is not None:
+            planned = keep_size(
+                planned,
+                passed_arena,
+                checkpoint.fingerprint,
+                top_k_batch,
+                is_given=config.arena_bytes != 0,
+            )
         prepare_directory(config.runtime_dir)
         self._lock = RuntimeLock(config.lock_path)
         fingerprint, stamp = checkpoint.fingerprint, shards_stamp(checkpoint.shards)
@@ -97,9 +104,10 @@ class Daemon:
         whose = ArenaOf(fingerprint, stamp, config.runtime_dir)
         self._arena = open_arena(planned, whose, passed_arena)
         self._is_kept = given is not None and self._arena.is_taken_over
-        files: Source = FileSource(checkpoint.shards, direct=config.read_mode == "direct")
+        self._reading = _choose_reading(config, checkpoint)
+        files: Source = FileSource(checkpoint.shards, direct=self._reading.mode == "direct")
         self._source = wrap_source(files) if wrap_source else files
-        self._threads = ReaderThreads(config.read_threads, MAX_WINDOW_BYTES + 2 * MAX_ALIGNMENT)
+        self._threads = ReaderThreads(self._reading.threads, BOUNCE_BYTES)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._loop = uvloop.new_event_loop()
         self._loop.set_exception_handler(self._end_on_bug)
@@ -139,14 +147,18 @@ class Daemon:
     ) -> Works:
         arena, threads = self._arena, self._threads
         ranges = RangeReader(self._source)
-        images = [layout.image for layout in checkpoint.slice_map.layouts]
-        pieces = [
-            tuple(zip(image.piece_offsets, image.piece_bytes, strict=True)) for image in images
-        ]
+        pieces = slot_pieces(checkpoint)
         n_layers, n_experts = checkpoint.config.n_layers, checkpoint.config.n_experts
         checksums = Checksums(n_layers, n_experts, self._state, checkpoint.checksums)
-        fragments = _fragments(checkpoint)
-        reader = ExpertReader(threads, ranges, fragments, pieces, self._signal, checksums)
+        reader = ExpertReader(
+            threads,
+            ranges,
+            expert_fragments(checkpoint),
+            pieces,
+            self._signal,
+            checksums,
+            self._reading.shape,
+        )
         cache = _make_cache(config, checkpoint, planned, arena)
         _remember_checksums(arena, cache, checksums)
         faults = ReadFaults(cache, reader, Quarantine(n_layers, n_experts, self._state))
@@ -158,7 +170,11 @@ class Daemon:
         hedges = planned.budget.hedge
         return Works(
             arena=arena,
-            budget=planned.budget,
+            size=ArenaSize(
+                arena,
+                top_k_batch=checkpoint.config.top_k * config.batch,
+                max_bytes=planned.max_bytes,
+            ),
             loading=ExpertLoading(cache, reader, arena, counters, faults, suspects, hedges),
             reader=reader,
             threads=threads,
@@ -172,8 +188,11 @@ class Daemon:
             settings={
                 "model": str(checkpoint.directory),
                 "policy": config.policy,
-                "read_mode": config.read_mode,
-                "read_threads": config.read_threads,
+                "read_mode": self._reading.mode,
+                "read_threads": self._reading.threads,
+                "read_cut_bytes": self._reading.cut_bytes,
+                "read_max_parts": self._reading.max_parts,
+                "state_directory": str(self._state.directory),
                 "prefetch": int(config.prefetch),
             },
         )
@@ -223,6 +242,16 @@ class Daemon:
         log("stopped")
 
 
+def _choose_reading(config: DaemonConfig, checkpoint: Checkpoint) -> Reading:
+    """Return how experts are read, and say so."""
+    what = material_of(checkpoint, available_bytes())
+    choice = choose_reading(
+        config.state_dir, what, mode=config.read_mode, threads=config.read_threads
+    )
+    log(f"{choice.reading.text}, {choice.why}")
+    return choice.reading
+
+
 def _look_for_arena(config: DaemonConfig, fingerprint: bytes) -> int | None:
     """Ask the processes that use a former daemon's arena for it, and say what came of it."""
     found = find_arena(config.runtime_dir, fingerprint)
@@ -233,28 +262,17 @@ def _look_for_arena(config: DaemonConfig, fingerprint: bytes) -> int | None:
     return found[0]
 
 
-def _fragments(checkpoint: Checkpoint) -> Callable[[Key], list[Fragment]]:
-    numbers = {shard: number for number, shard in enumerate(checkpoint.shards)}
-
-    def fragment(piece: Slice) -> Fragment:
-        return Fragment(numbers[piece.shard], piece.offset, piece.n_bytes, piece.slot_offset)
-
-    def fragments(key: Key) -> list[Fragment]:
-        return [fragment(piece) for piece in checkpoint.slice_map.slices(*key)]
-
-    return fragments
-
-
 def _make_cache(
     config: DaemonConfig, checkpoint: Checkpoint, planned: PlannedArena, arena: Arena
 ) -> SlotCache:
     view = arena.view
-    memory = CacheMemory(
-        view.table, view.headers[: planned.n_slots], view.table_sequence, view.table_version
-    )
+    memory = CacheMemory(view.table, view.headers, view.table_sequence, view.table_version)
     policy = TieredPolicy(make_policy(config.policy, checkpoint.config.n_keys), view.tier)
     limits = CacheLimits(
-        planned.budget.free_pool, planned.budget.lease_quota, follow_hints=config.prefetch
+        planned.budget.free_pool,
+        planned.budget.lease_quota,
+        n_slots=planned.n_slots,
+        follow_hints=config.prefetch,
     )
     if not arena.is_adopted:
         return SlotCache.empty(memory, policy, limits)

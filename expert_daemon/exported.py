@@ -76,7 +76,7 @@ METRICS = (
         "gauge",
         "Parts of reads that no thread has begun.",
         "lane",
-        {"demand": "queue_demand", "fetch": "queue_fetch", "prefetch": "queue_prefetch"},
+        {lane: f"queue_{lane}" for lane in ("demand", "fetch", "idle", "prefetch")},
     ),
     _one("headrace_loading_slots", "gauge", "Slots that are being read into.", "n_loading"),
     _by(

@@ -13,6 +13,8 @@ from .source import Bytes, ReadKind, Source
 
 MAX_RETRIES = 2
 MAX_WINDOW_BYTES = 4 << 20
+MAX_ALIGNMENT = 1 << 16
+BOUNCE_BYTES = MAX_WINDOW_BYTES + 2 * MAX_ALIGNMENT  # what a thread that reads parts needs
 
 
 class ReadFailure(Exception):

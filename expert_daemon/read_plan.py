@@ -2,7 +2,8 @@
 
 Slices that touch in the file are one run; runs are cut at multiples of 1 MiB of the file into at
 most 8 parts an expert (more only where its slices lie in more than 8 places), so that one missing
-expert is read by several threads and no read is smaller than it need be.
+expert is read by several threads and no read is smaller than it need be. Both numbers are those of
+a ReadShape, which tuning may have found.
 """
 
 from __future__ import annotations
@@ -13,6 +14,17 @@ from dataclasses import dataclass
 CUT_BYTES = 1 << 20
 MAX_PARTS = 8
 MAX_GAP_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ReadShape:
+    """How finely an expert is cut."""
+
+    cut_bytes: int = CUT_BYTES  # a part is a multiple of it, and begins at one of the file
+    max_parts: int = MAX_PARTS  # of one run of slices
+
+
+DEFAULT_SHAPE = ReadShape()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +47,15 @@ class Part:
     fragments: tuple[Fragment, ...]
 
 
-def plan_parts(fragments: Iterable[Fragment], *, small: bool = False) -> list[Part]:
+def plan_parts(
+    fragments: Iterable[Fragment], shape: ReadShape = DEFAULT_SHAPE, *, small: bool = False
+) -> list[Part]:
     """Return parts that cover every byte of the fragments exactly once; `small`: of 1 MiB each."""
     runs = _runs(sorted(fragments, key=lambda f: (f.shard, f.offset)))
     n_bytes = sum(run.stop - run.start for run in runs)
-    part_bytes = max(CUT_BYTES, -(-n_bytes // (MAX_PARTS * CUT_BYTES)) * CUT_BYTES)
-    if small:
-        part_bytes = CUT_BYTES
-    return [part for run in runs for part in _cut(run, part_bytes)]
+    cut = CUT_BYTES if small else shape.cut_bytes
+    part_bytes = cut if small else max(cut, -(-n_bytes // (shape.max_parts * cut)) * cut)
+    return [part for run in runs for part in _cut(run, part_bytes, cut)]
 
 
 def _runs(fragments: list[Fragment]) -> list[Part]:
@@ -61,12 +74,12 @@ def _runs(fragments: list[Fragment]) -> list[Part]:
     return runs
 
 
-def _cut(run: Part, part_bytes: int) -> list[Part]:
+def _cut(run: Part, part_bytes: int, cut: int) -> list[Part]:
     parts = []
     start = run.start
     while start < run.stop:
         # From a rounded-down start on: a run may then have a first part shorter than the others.
-        stop = min(run.stop, start // CUT_BYTES * CUT_BYTES + part_bytes)
+        stop = min(run.stop, start // cut * cut + part_bytes)
         inside = tuple(
             _clip(fragment, start, stop)
             for fragment in run.fragments

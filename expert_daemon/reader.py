@@ -19,7 +19,7 @@ from functools import partial
 
 from .checksums import Checksums, slot_checksum
 from .range_reader import RangeReader, ReadFailure
-from .read_plan import Fragment, Part, plan_parts
+from .read_plan import DEFAULT_SHAPE, Fragment, Part, ReadShape, plan_parts
 from .reader_threads import Lane, ReaderThreads
 from .source import Bytes
 
@@ -94,6 +94,7 @@ class ExpertReader:
         pieces: Sequence[Sequence[tuple[int, int]]],
         wake: Callable[[], None],
         checksums: Checksums,
+        shape: ReadShape = DEFAULT_SHAPE,
     ) -> None:
         """Take the places of a key's slices, and each layer's pieces: (slot offset, bytes)."""
         self._threads = threads
@@ -105,6 +106,7 @@ class ExpertReader:
         self._results: deque[ReadResult] = deque()
         self._lock = threading.Lock()
         self.checksums = checksums
+        self._shape = shape
         self.n_in_flight = 0
         self.n_checksum_retries = 0
 
@@ -120,7 +122,7 @@ class ExpertReader:
 
         In idle lanes by small parts: what is begun of them is what a demand waits behind.
         """
-        parts = plan_parts(self._fragments_of(key), small=not lane.is_urgent)
+        parts = plan_parts(self._fragments_of(key), self._shape, small=not lane.is_urgent)
         read = ExpertRead(key, slot, generation, lane=lane, memory=memory, parts=parts)
         self.n_in_flight += 1
         self._submit_parts(read, lane)

@@ -138,7 +138,9 @@ def measure(checkpoint: Checkpoint, reading: Reading, seconds: float) -> Try:
             read(keys[: config.top_k])
             for first in range(0, len(keys), config.top_k):
                 read(keys[first : first + config.top_k])
-        layers, singles, n_bytes = [], [], 1
+        layers: list[float] = []
+        singles: list[float] = []
+        n_bytes = 0
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or len(layers) < 3:
             picked = [next(draw) for _ in range(config.top_k)]

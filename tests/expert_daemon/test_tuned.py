@@ -184,7 +184,7 @@ def test_a_measurement_reads_as_the_daemon_does(checkpoint):
 
 
 def test_tuning_tries_the_page_cache_only_where_the_model_fits(checkpoint):
-    told = []
+    told: list[Try] = []
     found = tune(checkpoint, available_bytes=0, seconds=0.1, told=told.append)
     assert not found.fits_in_memory
     assert found.buffered is None

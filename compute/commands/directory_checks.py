@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,8 @@ from protocol.files.pack_manifest import Manifest, PackFile, SourceFile, tree_ha
 from protocol.files.pack_plain import header_hash
 from protocol.files.record_map import RecordFile
 from protocol.files.safetensors_header import Shard, TensorEntry
-from protocol.files.tensor_table import expert_key, tensor_label
+from protocol.files.slice_map import PIECES
+from protocol.files.tensor_table import expert_key, expert_piece_names, is_stack, tensor_label
 
 from .file_checks import CheckedFile, Fault, whole_file
 from .kept_hashes import KeptHashes
@@ -62,8 +63,24 @@ def shard_checks(checkpoint: Checkpoint, kept: KeptCheck) -> list[CheckedFile]:
     """Every shard of a checkpoint whose files carry no hashes."""
     entries: dict[Shard, list[TensorEntry]] = defaultdict(list)
     for entry in checkpoint.tensors.values():
-        entries[entry.shard].append(entry)
+        if not is_stack(entry.name):
+            entries[entry.shard].append(entry)
+    if checkpoint.kind == "gguf":  # each expert by itself, so that a fault names it
+        for entry in _stacked_experts(checkpoint):
+            entries[entry.shard].append(entry)
     return [kept.file(shard, entries[shard]) for shard in checkpoint.shards]
+
+
+def _stacked_experts(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
+    config = checkpoint.config
+    for layer in range(config.n_layers):
+        for expert in range(config.n_experts):
+            names = expert_piece_names(layer, expert)
+            for part in checkpoint.slice_map.slices(layer, expert):
+                name = names[PIECES.index(part.piece)]
+                yield TensorEntry(
+                    name, part.dtype, part.shape, part.shard, part.offset, part.n_bytes
+                )
 
 
 def pack_checks(

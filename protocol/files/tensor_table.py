@@ -45,7 +45,12 @@ def expert_key(name: str) -> tuple[int, int] | None:
 
 def is_expert(name: str) -> bool:
     """Whether a tensor is a routed expert's, or a GGUF's stack of all experts of a layer."""
-    return bool(_EXPERT_NAME.match(name) or _STACK_NAME.match(name))
+    return _EXPERT_NAME.match(name) is not None or is_stack(name)
+
+
+def is_stack(name: str) -> bool:
+    """Whether a tensor is a GGUF's stack of all experts of a layer."""
+    return _STACK_NAME.match(name) is not None
 
 
 def tensor_label(name: str) -> str:

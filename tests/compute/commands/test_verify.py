@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from protocol.files.checkpoint import open_checkpoint
+from tests.support.converted_gguf import convert
 from tests.support.fake_checkpoint import write_fake_checkpoint
 from tests.support.packing import flip_bit, pack, run_command
 
@@ -177,3 +178,15 @@ def test_a_truncated_shard_of_an_official_checkpoint_is_refused(source: Path):
     outcome = run_command("verify", source)
     assert outcome.status == 1
     assert path.name in outcome.err
+
+
+def test_a_flipped_bit_of_a_gguf_is_named_with_its_expert(source: Path, tmp_path: Path):
+    path = convert(open_checkpoint(source), tmp_path / "m.gguf")
+    flags = ("--state-dir", tmp_path / "state")
+    assert bad(path, "--record", *flags) == []
+    piece = open_checkpoint(path).slice_map.slices(2, 3)[1]
+    flip_bit(path, piece.offset)
+    (fault,) = bad(path, *flags)
+    assert fault["path"] == str(path)
+    # An expert of the part that has the bit: small ones lie in one part together.
+    assert fault["text"].startswith("layer 0 expert 0: tensor 'layers.0.ffn.experts.0.w1.weight'")

@@ -14,8 +14,8 @@ from .budget import Budget, minimum_slots, plan_arena, slot_budget
 from .populate import available_bytes
 
 MIN_RING_ROWS = 1024
-MAX_RING_ROWS = 1 << 17
-RING_SHARE = 64  # the row ring takes a 64th of what a minimal arena leaves of the largest size
+MAX_RING_ROWS = 1 << 20
+RING_SHARE = 64  # ring and row cache take a 64th of what a minimal arena leaves of the largest size
 
 
 @dataclass(frozen=True, slots=True)

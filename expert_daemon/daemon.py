@@ -45,7 +45,7 @@ from .reader_threads import ReaderThreads
 from .rehash import Rehash
 from .routing_trace import shape_of
 from .row_table import RowTable
-from .rows import EngramRows
+from .rows import serve_rows
 from .server import Server
 from .source import FileSource, Source
 from .suspects import Suspects
@@ -107,6 +107,7 @@ class Daemon:
         self._bug: BaseException | None = None
         works = self._make_works(config, checkpoint, planned)
         self.cache = works.loading.cache
+        self._all_threads = (self._threads, works.rows.threads)
         self._tracing = works.tracing
         if config.trace is not None:
             self._tracing.start(config.trace)
@@ -168,7 +169,7 @@ class Daemon:
             reader=reader,
             threads=threads,
             ranges=ranges,
-            rows=EngramRows(tables, arena.view.ring, threads, self._signal),
+            rows=serve_rows(tables, arena.view.ring, self._signal),
             tracing=Tracing(shape_of(checkpoint), config.trace_size_bytes),
             counters=counters,
             lifetime=Lifetime(arena.view.counters, is_adopted=arena.is_adopted),
@@ -217,7 +218,8 @@ class Daemon:
         notify("STOPPING=1")
         self._server.stop_receiving()
         self._tracing.stop()
-        if self._threads.close(FINISH_S):
+        ended = [threads.close(FINISH_S) for threads in self._all_threads]
+        if all(ended):
             self._server.take_reads()
             self._source.close()
         else:

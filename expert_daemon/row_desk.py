@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from protocol.wire.messages import RowRequest, RowsDone, RowsReady
 
@@ -23,21 +24,27 @@ class RowDesk:
 
     def request(self, session: Session, message: RowRequest) -> None:
         """Begin to read rows; the answer comes when all stand in the ring."""
-        where = f"row request {message.request}"
-        if message.table >= len(self._rows.tables):
-            text = f"{where}: table {message.table}, the model has {len(self._rows.tables)}"
-            raise RequestRefused("malformed", text)
-        rows = np.frombuffer(message.rows, "<u4")
-        n_rows = self._rows.tables[message.table].n_rows
-        if len(rows) and int(rows.max()) >= n_rows:
-            text = f"{where}: row {int(rows.max())}, table {message.table} has {n_rows} rows"
-            raise RequestRefused("malformed", text)
-        if not 1 <= len(rows) <= self._rows.max_rows:
-            text = f"{where}: {len(rows)} rows, wanted 1 to {self._rows.max_rows}"
-            raise RequestRefused("limit", text)
+        wanted = [(message.table, np.frombuffer(message.rows, "<u4"))]
+        wanted += [(table, np.frombuffer(rows, "<u4")) for table, rows in message.others]
+        for table, rows in wanted:
+            self._check(message.request, table, rows)
+        n_rows = sum(len(rows) for _, rows in wanted)
+        if not 1 <= n_rows <= self._rows.max_rows:
+            text = f"{n_rows} rows, wanted 1 to {self._rows.max_rows}"
+            raise RequestRefused("limit", f"row request {message.request}: {text}")
         self._counters.row_requests += 1
-        self._counters.rows += len(rows)
-        self._rows.request(session.number, message.request, message.table, rows)
+        self._counters.rows += n_rows
+        self._rows.request(session.number, message.request, wanted)
+
+    def _check(self, request: int, table: int, rows: npt.NDArray[np.uint32]) -> None:
+        tables = self._rows.tables
+        if table >= len(tables):
+            text = f"table {table}, the model has {len(tables)}"
+        elif int(rows.max(initial=0)) >= tables[table].n_rows:
+            text = f"row {int(rows.max())}, table {table} has {tables[table].n_rows} rows"
+        else:
+            return
+        raise RequestRefused("malformed", f"row request {request}: {text}")
 
     def done(self, session: Session, message: RowsDone) -> None:
         """The client has its rows; their place in the ring is free."""
@@ -58,5 +65,5 @@ class RowDesk:
             if session is not None:
                 self._counters.row_errors += len(job.faults)
                 faults = tuple(job.faults)
-                ready = RowsReady(job.request, job.position, len(job.rows), faults)
+                ready = RowsReady(job.request, job.position, job.n_rows, faults)
                 self._outbox.send(session, ready)

@@ -1,33 +1,39 @@
-"""Rows of one Engram table from its shard: values and scales of many rows in few reads.
+"""Rows of one Engram table from its shard: values and scales of many rows at once.
 
-In the official shards a row is two reads, its values and its scales being in two tensors. Small
-scale tensors are kept in memory. Reads go through the page cache: rows are asked for again.
-Rows that share a page, or lie less than a page apart, are read at once.
+In the official shards a row is two reads, its values and its scales being in two tensors; in our
+packs it is one. Small scale tensors are kept in memory. Where direct reads work, the pages of a
+batch are read directly, all at once; else rows that lie less than a page apart are read one run
+after the other through the page cache.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from protocol.files.safetensors_index import Shard
-from protocol.files.slice_map import ByteRange, EngramTable
+from protocol.files.slice_map import EngramTable
 
-from .log import log
-from .range_reader import RangeReader, ReadFailure
-from .source import Bytes, ReadKind
+from .range_reader import RangeReader
+from .row_column import Column, Failures, Integers, windows
+from .row_pages import PageReads, most_bytes, plan_page_reads
+from .source import PAGE_BYTES, Bytes, ManyReads
 
-PAGE_BYTES = 4096
 MAX_BATCH_ROWS = 512
-MAX_BATCH_BYTES = 4 << 20  # what the bounce buffers hold at least
+MAX_BATCH_BYTES = 8 << 20  # what the bounce buffers hold at least
 MAX_SCALES_KEPT_BYTES = 16 << 20
 
-Rows = npt.NDArray[np.int64]
 RowFault = tuple[int, str, str]  # row, code, text
+
+
+class RowsRead(NamedTuple):
+    """What a batch gave: a row that could not be read is zero."""
+
+    data: Bytes  # u8 [n, row_bytes]
+    faults: list[RowFault]
+    n_pages: int  # of 4 KiB, read for it
 
 
 class RowTable:
@@ -37,146 +43,98 @@ class RowTable:
         self.n_rows = table.n_rows
         self.value_bytes = table.value_bytes
         self.row_bytes = table.row_bytes
-        self.batch_rows = min(MAX_BATCH_ROWS, MAX_BATCH_BYTES // (PAGE_BYTES + table.row_bytes))
         self._table = table
         self._ranges = ranges
-        self._values = _Column(table.values, table.value_bytes, shards, ranges)
-        self._scales = _Column(table.scales, table.scale_bytes, shards, ranges)
+        self._values = Column(table.values, table.value_bytes, shards, ranges)
+        self._scales = Column(table.scales, table.scale_bytes, shards, ranges)
         if 0 < table.scales.n_bytes <= MAX_SCALES_KEPT_BYTES:
             self._scales.keep()
+        self.batch_rows = max(1, min(MAX_BATCH_ROWS, MAX_BATCH_BYTES // self._most_bytes()))
 
-    def read_cached(self, rows: Rows, bounce: Bytes) -> Bytes | None:
-        """Return u8 [n, row_bytes] of ascending `rows`, or None where the page cache lacks some."""
-        out = np.empty((len(rows), self.row_bytes), np.uint8)
-        if not self._values.read_now(rows, bounce, out[:, : self.value_bytes]):
+    def _most_bytes(self) -> int:
+        """Bytes of buffer that one row may need."""
+        source = self._ranges.source
+        return sum(
+            most_bytes(1, column.width, max(PAGE_BYTES, source.alignment(column.shard)))
+            for column in (self._values, self._scales)
+        )
+
+    @property
+    def _is_direct(self) -> bool:
+        source = self._ranges.source
+        columns = (self._values, self._scales)
+        return all(source.alignment(one.shard) > 1 for one in columns if one.is_read)
+
+    def read_now(self, rows: Integers, bounce: Bytes) -> Bytes | None:
+        """Return u8 [n, row_bytes] of ascending `rows`, or None where the page cache lacks some.
+
+        Where rows are read directly the page cache has none.
+        """
+        if self._is_direct and self._values.is_read:
             return None
-        if not self._scales.read_now(rows, bounce, out[:, self.value_bytes :]):
+        out = np.empty((len(rows), self.row_bytes), np.uint8)
+        values, scales = out[:, : self.value_bytes], out[:, self.value_bytes :]
+        if not self._values.read_now(rows, bounce, values):
+            return None
+        if not self._scales.read_now(rows, bounce, scales):
             return None
         return out
 
-    def read(self, rows: Rows, bounce: Bytes) -> tuple[Bytes, list[RowFault]]:
-        """Return u8 [n, row_bytes] of ascending `rows`, at most `batch_rows`, and the faults.
-
-        A row that could not be read is zero.
-        """
+    def read(self, rows: Integers, bounce: Bytes) -> RowsRead:
+        """Return ascending `rows`, none twice, at most `batch_rows`."""
         out = np.zeros((len(rows), self.row_bytes), np.uint8)
-        faults: dict[int, RowFault] = {}
-        for column, part in (
+        parts = (
             (self._values, out[:, : self.value_bytes]),
             (self._scales, out[:, self.value_bytes :]),
-        ):
-            for index, failure in column.read(rows, bounce, part):
-                row = int(rows[index])
-                text = f"Engram table {self._table.index} row {row}: {failure.text}"
-                faults.setdefault(row, (row, failure.code, text))
-        for row in faults:
-            out[rows == row] = 0
-        return out, [faults[row] for row in sorted(faults)]
-
-
-class _Run(NamedTuple):
-    """Rows first .. last - 1: `n_bytes` at `offset` of the file go to `place` of the buffer."""
-
-    first: int
-    last: int
-    offset: int
-    n_bytes: int
-    place: int
-
-
-class _Column:
-    """One tensor of fixed-size rows in a shard."""
-
-    def __init__(
-        self, place: ByteRange, width: int, shards: Sequence[Shard], ranges: RangeReader
-    ) -> None:
-        self._shard = list(shards).index(place.shard)
-        self._place = place
-        self._width = width
-        self._ranges = ranges
-        self._columns = np.arange(width)
-        self._kept: npt.NDArray[np.uint8] | None = None
-
-    def keep(self) -> None:
-        """Hold the whole tensor in memory; a read error leaves it to single reads."""
-        memory = np.empty(self._place.n_bytes, np.uint8)
-        try:
-            self._ranges.read_range(
-                self._shard, self._place.offset, memory, n_bytes=len(memory), align=1
-            )
-        except ReadFailure as failure:
-            log(f"Engram scales are not kept in memory: {failure.text}")
-            return
-        self._kept = memory.reshape(-1, self._width)
-
-    def read_now(self, rows: Rows, bounce: Bytes, out: Bytes) -> bool:
-        """Fill `out`, u8 [n, width], from memory or the page cache; False where it cannot."""
-        if self._kept is not None:
-            out[:] = self._kept[rows]
-            return True
-        runs, places = self._runs(rows)
-        read_into, shard = self._ranges.source.read_into, self._shard
-        for run in runs:
-            window = bounce[run.place : run.place + run.n_bytes]
-            try:
-                count = read_into(shard, run.offset, window, ReadKind.NOWAIT)
-            except OSError:
-                return False
-            if count < run.n_bytes:
-                return False
-        out[:] = bounce[places]
-        return True
-
-    def read(self, rows: Rows, bounce: Bytes, out: Bytes) -> list[tuple[int, ReadFailure]]:
-        """Fill `out`, u8 [n, width]; return (index, failure) of each row that failed."""
-        if self._kept is not None:
-            out[:] = self._kept[rows]
-            return []
-        runs, places = self._runs(rows)
-        failures = []
-        for run in runs:
-            try:
-                self._read_window(run.offset, bounce[run.place : run.place + run.n_bytes])
-            except ReadFailure as failure:
-                if run.last - run.first == 1:
-                    failures.append((run.first, failure))
-                else:
-                    failures += self._read_singly(rows, run, bounce)
-        out[:] = bounce[places]
-        return failures
-
-    def _read_singly(self, rows: Rows, run: _Run, bounce: Bytes) -> list[tuple[int, ReadFailure]]:
-        failures = []
-        for index in range(run.first, run.last):
-            offset = self._place.offset + int(rows[index]) * self._width
-            place = run.place + offset - run.offset
-            try:
-                self._read_window(offset, bounce[place : place + self._width])
-            except ReadFailure as failure:
-                failures.append((index, failure))
-        return failures
-
-    def _read_window(self, offset: int, window: Bytes) -> None:
-        self._ranges.read_range(
-            self._shard, offset, window, n_bytes=len(window), align=1, kind=ReadKind.CACHED
         )
+        if self._is_direct:
+            failures, n_pages = self._read_pages(rows, bounce, parts)
+        else:
+            failures, n_pages = [], 0
+            for column, part in parts:
+                failures += column.read_cached(rows, bounce, part)
+                n_pages += column.is_read * len(rows)
+        faults: dict[int, RowFault] = {}
+        for index, failure in failures:
+            out[index] = 0
+            row = int(rows[index])
+            text = f"Engram table {self._table.index} row {row}: {failure.text}"
+            faults.setdefault(row, (row, failure.code, text))
+        return RowsRead(out, [faults[row] for row in sorted(faults)], n_pages)
 
-    def _runs(self, rows: Rows) -> tuple[list[_Run], npt.NDArray[np.int64]]:
-        """Return reads of rows less than a page apart, and each row's bytes in the bounce buffer.
+    def _read_pages(
+        self, rows: Integers, bounce: Bytes, parts: Sequence[tuple[Column, Bytes]]
+    ) -> tuple[Failures, int]:
+        """Read each page that is needed, once, all at the same time."""
+        plans: list[tuple[Column, Bytes, PageReads]] = []
+        end = 0
+        for column, part in parts:
+            column.copy_kept(rows, part)
+            if column.is_read:
+                page = self._ranges.source.alignment(column.shard)
+                plan = plan_page_reads(column.starts(rows), column.width, page, end)
+                plans.append((column, part, plan))
+                end = plan.end
+        if not plans:
+            return [], 0
+        came = self._ranges.source.read_many(_joined(plans), bounce)
+        failures: Failures = []
+        for column, part, plan in plans:
+            is_short = came[: len(plan.offsets)] < plan.needed
+            came = came[len(plan.offsets) :]
+            if is_short.any():
+                again = np.flatnonzero(is_short[plan.row_read]).tolist()
+                failures += column.read_singly(rows, again, bounce, plan.row_places)
+            part[:] = windows(bounce, column.width)[plan.row_places]
+        return failures, end // PAGE_BYTES
 
-        The runs stand in the buffer one after the other; places are [n, width].
-        """
-        starts = self._place.offset + rows * self._width
-        cuts = np.flatnonzero(starts[1:] - starts[:-1] >= PAGE_BYTES + self._width) + 1
-        bounds = [0, *cuts.tolist(), len(rows)]
-        runs = []
-        shifts = []  # from the file to the buffer
-        place = 0
-        for first, last in itertools.pairwise(bounds):
-            offset = int(starts[first])
-            n_bytes = int(starts[last - 1]) - offset + self._width
-            runs.append(_Run(first, last, offset, n_bytes, place))
-            shifts.append(place - offset)
-            place += n_bytes
-        lengths = np.diff(bounds)
-        return runs, (starts + np.repeat(shifts, lengths))[:, None] + self._columns
+
+def _joined(plans: Sequence[tuple[Column, Bytes, PageReads]]) -> ManyReads:
+    """Return the reads of all columns, in their order."""
+    shards = [np.full(len(plan.offsets), column.shard) for column, _, plan in plans]
+    return ManyReads(
+        shards=np.concatenate(shards),
+        offsets=np.concatenate([plan.offsets for _, _, plan in plans]),
+        n_bytes=np.concatenate([plan.n_bytes for _, _, plan in plans]),
+        places=np.concatenate([plan.places for _, _, plan in plans]),
+    )

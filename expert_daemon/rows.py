@@ -1,10 +1,12 @@
-"""Engram rows asked for by clients, read in batches into the row ring.
+"""Engram rows asked for by clients: from the row cache, or read in batches, into the row ring.
 
-Called on the loop's thread; larger batches are read by ReaderThreads and come back through
-`drain` after `wake` was called once.
+The first rows of the ring are handed out in regions, the others are the cache. Called on the
+loop's thread; what is not cached is read by ReaderThreads and comes back through `drain` after
+`wake` was called once.
 
 Invariants: a ring region belongs to one request until its RowsDone, or its client's end, and until
-no read into it is outstanding. Requests that do not fit wait in order and are not overtaken.
+no read into it is outstanding. Requests that do not fit wait in order and are not overtaken. The
+cache and its bytes are used under one lock.
 """
 
 from __future__ import annotations
@@ -12,35 +14,35 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from protocol.wire.limits import MOST_ROWS
+
 from .direct_io import aligned_buffer
 from .reader_threads import Lane, ReaderThreads
+from .row_cache import RowCache
+from .row_column import Integers
+from .row_job import RowBatch, RowJob, Wanted, batches_of
 from .row_ring import RowRing
-from .row_table import MAX_BATCH_BYTES, RowFault, Rows, RowTable
+from .row_table import MAX_BATCH_BYTES, RowFault, RowTable
 from .source import Bytes
 
-MAX_INLINE_ROWS = 64
+ROW_THREADS = 2  # each has as many reads outstanding as its queue takes
+FEW_ROWS = 128  # they are looked up at once and read before larger requests
 MAX_FAULTS_LISTED = 64
 
 
 @dataclass(slots=True)
-class RowJob:
-    """One request's rows; `position` is -1 until it has a region of the ring."""
+class RowCounts:
+    """Since the start."""
 
-    session: int
-    request: int
-    table: int
-    rows: npt.NDArray[np.uint32]  # as asked for, duplicates and all
-    position: int = -1
-    n_unread: int = 0  # batches that have not been read yet
-    is_ready: bool = False
-    is_given_up: bool = False  # done with, or its client is gone
-    faults: list[RowFault] = field(default_factory=list)
+    rows: int = 0  # asked for
+    hits: int = 0  # of these, found in the cache; one that is asked for twice at once counts once
+    pages: int = 0  # of 4 KiB, read
 
 
 class EngramRows:
@@ -55,11 +57,19 @@ class EngramRows:
         ring: Bytes,
         threads: ReaderThreads,
         wake: Callable[[], None],
+        *,
+        n_cached: int = 0,
     ) -> None:
+        """Take the ring, whose last `n_cached` rows are the cache."""
         self.tables = tuple(tables)
-        self._ring = ring
-        self._regions = RowRing(len(ring))
-        self._threads = threads
+        self.threads = threads
+        self.counts = RowCounts()
+        n_regions = len(ring) - n_cached
+        self._max_rows = most_rows(len(ring))
+        self._ring = ring[:n_regions]
+        self._cached = ring[n_regions:]
+        self._cache = RowCache(n_cached)
+        self._regions = RowRing(n_regions)
         self._wake = wake
         self._awake = False
         self._lock = threading.Lock()
@@ -67,22 +77,26 @@ class EngramRows:
         self._jobs: dict[tuple[int, int], RowJob] = {}
         self._waiting: deque[RowJob] = deque()
         self._read: deque[RowJob] = deque()
-        self.n_rows_read = 0
-        self.n_inline = 0
 
     @property
     def max_rows(self) -> int:
         """Most rows in one request."""
-        return max(len(self._ring) // 4, min(len(self._ring), 1))
+        return self._max_rows
 
-    def request(self, session: int, request: int, table: int, rows: npt.NDArray[np.uint32]) -> None:
+    @property
+    def n_cached(self) -> int:
+        """Rows in the cache."""
+        return self._cache.n_held
+
+    def request(self, session: int, request: int, wanted: Wanted) -> None:
         """Begin to read; the same request again is announced again where it is ready.
 
-        The caller has checked the table and that every row number is below its n_rows.
+        The caller has checked the tables and that every row number is below its table's n_rows.
         """
         job = self._jobs.get((session, request))
         if job is None:
-            job = RowJob(session, request, table, rows)
+            n_rows = sum(len(rows) for _, rows in wanted)
+            job = RowJob(session, request, wanted, n_rows)
             self._jobs[session, request] = job
             self._waiting.append(job)
             self._start_waiting()
@@ -131,7 +145,7 @@ class EngramRows:
                 del job.faults[MAX_FAULTS_LISTED:]
                 ready.append(job)
             elif not job.is_ready:  # else it was announced twice, and is free already
-                self._regions.give(job.position, len(job.rows))
+                self._regions.give(job.position, job.n_rows)
                 self._start_waiting()
         return ready
 
@@ -140,11 +154,11 @@ class EngramRows:
         if job.position < 0:
             self._waiting.remove(job)
         elif job.is_ready:
-            self._regions.give(job.position, len(job.rows))
+            self._regions.give(job.position, job.n_rows)
 
     def _start_waiting(self) -> None:
         while self._waiting:
-            position = self._regions.take(len(self._waiting[0].rows))
+            position = self._regions.take(self._waiting[0].n_rows)
             if position is None:
                 return
             job = self._waiting.popleft()
@@ -152,29 +166,98 @@ class EngramRows:
             self._start(job)
 
     def _start(self, job: RowJob) -> None:
-        order = np.argsort(job.rows, kind="stable")
-        rows = job.rows[order].astype(np.int64)
-        table = self.tables[job.table]
-        self.n_rows_read += len(rows)
-        if len(rows) <= min(MAX_INLINE_ROWS, table.batch_rows):
-            found = table.read_cached(rows, self._bounce)
-            if found is not None:
-                self.n_inline += len(rows)
-                self._ring[job.position + order, : table.row_bytes] = found
-                self._read.append(job)
-                return
-        batches = range(0, len(rows), table.batch_rows)
+        self.counts.rows += job.n_rows
+        if job.n_rows > FEW_ROWS:
+            job.n_unread = 1
+            self.threads.submit(Lane.FETCH, partial(self._begin, job))
+            return
+        absent = self._copy_cached(job)
+        if absent is None:
+            self._read.append(job)
+            return
+        batches = [one for one in self._batches(job, absent) if not self._read_now(one)]
         job.n_unread = len(batches)
-        for first in batches:
-            last = first + table.batch_rows
-            work = partial(self._read_batch, job, rows[first:last], order[first:last])
-            self._threads.submit(Lane.DEMAND, work)
+        for batch in batches:
+            self.threads.submit(Lane.DEMAND, partial(self._read_batch, job, batch, False))
+        if not batches:
+            self._read.append(job)
 
-    def _read_batch(self, job: RowJob, rows: Rows, places: Rows, bounce: Bytes) -> None:
+    def _batches(self, job: RowJob, absent: npt.NDArray[np.bool_] | None = None) -> list[RowBatch]:
+        return batches_of(job, [table.batch_rows for table in self.tables], absent)
+
+    def _copy_cached(self, job: RowJob) -> npt.NDArray[np.bool_] | None:
+        """Copy the rows that are cached; return which are not, None where all are."""
+        keys = np.concatenate([self._keys(table, rows) for table, rows in job.wanted])
+        region = self._ring[job.position : job.position + job.n_rows]
+        with self._lock:
+            places = self._cache.find(keys)
+            absent: npt.NDArray[np.bool_] = places < 0
+            if not absent.any():
+                self.counts.hits += job.n_rows
+                self._cached.take(places, axis=0, out=region, mode="clip")
+                return None
+            found = ~absent
+            region[found] = self._cached[places[found]]
+            self.counts.hits += int(found.sum())
+        return absent
+
+    def _keys(self, table: int, rows: npt.NDArray[np.unsignedinteger] | Integers) -> Integers:
+        return rows.astype(np.int64) * len(self.tables) + table
+
+    def _begin(self, job: RowJob, _bounce: Bytes) -> None:
+        """Cut a large request into batches, on a reader's thread."""
+        batches = [] if job.is_given_up else self._batches(job)
+        with self._lock:
+            job.n_unread += len(batches)
+        for batch in batches:
+            self.threads.submit(Lane.FETCH, partial(self._read_batch, job, batch, True))
+        self._end_batch(job, [])
+
+    def _read_now(self, batch: RowBatch) -> bool:
+        """Read a batch without waiting, where the page cache has it."""
+        data = self.tables[batch.table].read_now(batch.rows, self._bounce)
+        if data is None:
+            return False
+        self._ring[batch.positions, : data.shape[1]] = data[batch.index]
+        with self._lock:
+            self._remember(batch.table, batch.rows, data)
+        return True
+
+    def _read_batch(self, job: RowJob, batch: RowBatch, is_to_look_up: bool, bounce: Bytes) -> None:
+        if job.is_given_up:
+            self._end_batch(job, [])
+            return
+        table = self.tables[batch.table]
+        rows = batch.rows
+        data = np.empty((len(rows), table.row_bytes), np.uint8)
+        absent = np.ones(len(rows), np.bool_)
+        if is_to_look_up:
+            with self._lock:
+                places = self._cache.find(self._keys(batch.table, rows))
+                absent = places < 0
+                data[~absent] = self._cached[places[~absent], : table.row_bytes]
         faults: list[RowFault] = []
-        if not job.is_given_up:
-            found, faults = self.tables[job.table].read(rows, bounce)
-            self._ring[job.position + places, : found.shape[1]] = found
+        n_pages = 0
+        if absent.any():
+            data[absent], faults, n_pages = table.read(rows[absent], bounce)
+        self._ring[batch.positions, : table.row_bytes] = data[batch.index]
+        if faults:
+            absent &= ~np.isin(rows, [row for row, _, _ in faults])
+        with self._lock:
+            self.counts.pages += n_pages
+            self.counts.hits += len(rows) - int(absent.sum()) - len(faults)
+            self._remember(batch.table, rows[absent], data[absent])
+        self._end_batch(job, faults)
+
+    def _remember(self, table: int, rows: Integers, data: Bytes) -> None:
+        """Put rows into the cache that are not in it; the lock is held."""
+        keys = self._keys(table, rows)
+        is_new = self._cache.find(keys) < 0  # else another request has brought it meanwhile
+        places = self._cache.take(keys[is_new])
+        has_place = places >= 0
+        self._cached[places[has_place], : data.shape[1]] = data[is_new][has_place]
+
+    def _end_batch(self, job: RowJob, faults: list[RowFault]) -> None:
         with self._lock:
             job.faults += faults
             job.n_unread -= 1
@@ -187,3 +270,19 @@ class EngramRows:
         if not self._awake:
             self._awake = True
             self._wake()
+
+
+def serve_rows(tables: Sequence[RowTable], ring: Bytes, wake: Callable[[], None]) -> EngramRows:
+    """Return the rows of a daemon, with threads of their own."""
+    threads = ReaderThreads(ROW_THREADS if tables else 0, MAX_BATCH_BYTES)
+    return EngramRows(tables, ring, threads, wake, n_cached=cached_rows(len(ring)))
+
+
+def most_rows(ring_rows: int) -> int:
+    """Return the most rows in one request, as PROTOCOL.md says."""
+    return min(MOST_ROWS, max(ring_rows // 4, min(ring_rows, 1)))
+
+
+def cached_rows(ring_rows: int) -> int:
+    """Return how many rows of a ring are the cache: what two of the largest requests leave."""
+    return ring_rows - max(2 * most_rows(ring_rows), min(ring_rows, 1))

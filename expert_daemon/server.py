@@ -148,6 +148,7 @@ class Server:
         """See to what only the passing of time brings about."""
         self._next_tick = self._loop.call_later(TICK_S, self._tick)
         self._works.threads.relieve(SLOW_READ_NS)
+        self._works.rows.threads.relieve(SLOW_READ_NS)
         self._works.loading.look_for_slow_reads()
         self._liveness.look()
         self.settle()

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +24,7 @@ import numpy.typing as npt
 from protocol.errors import ShardError
 from protocol.files.safetensors_index import Shard
 
+from .deep_reads import DeepReads, Integers, Reads
 from .direct_io import open_direct
 from .log import log
 
@@ -37,6 +40,19 @@ class ReadKind(Enum):
     BUFFERED = "buffered"  # through the page cache; dropped from it in direct mode
     CACHED = "cached"  # through the page cache, and left there (Engram rows)
     NOWAIT = "nowait"  # as CACHED, but only what is in the page cache; 0 where nothing is
+
+
+@dataclass(frozen=True, slots=True)
+class ManyReads:
+    """Ranges to read DIRECT, all at once; parallel arrays."""
+
+    shards: Integers
+    offsets: Integers
+    n_bytes: Integers
+    places: Integers  # where each goes in the memory
+
+    def __len__(self) -> int:
+        return len(self.offsets)
 
 
 class Source(Protocol):
@@ -61,6 +77,10 @@ class Source(Protocol):
         """
         ...
 
+    def read_many(self, reads: ManyReads, memory: Bytes) -> Integers:
+        """Return what each read gave: a count as of `read_into`, or -errno. Raises nothing."""
+        ...
+
     def close(self) -> None:
         """Close every descriptor."""
         ...
@@ -78,6 +98,8 @@ class FileSource:
         self._cached: list[int] = []
         self._alignments: list[int] = []
         self._has_nowait = True
+        self._deep = threading.local()
+        self._has_deep = True
         self.n_direct_refused = 0
         for number, shard in enumerate(self._shards):
             try:
@@ -123,6 +145,29 @@ class FileSource:
             return os.preadv(self._cached[shard], [memory.data], offset)
         return self._read_buffered(shard, offset, memory)
 
+    def read_many(self, reads: ManyReads, memory: Bytes) -> Integers:
+        """Return what each read gave: a count as of `read_into`, or -errno. Raises nothing."""
+        deep = self._deep_reads()
+        if deep is None:
+            return read_one_by_one(self, reads, memory)
+        descriptors = np.array(self._direct)[reads.shards]
+        addresses = memory.__array_interface__["data"][0] + reads.places
+        results = deep.read(Reads(descriptors, reads.offsets, reads.n_bytes, addresses))
+        if (results == -errno.EINVAL).any():
+            return read_one_by_one(self, reads, memory)
+        return results
+
+    def _deep_reads(self) -> DeepReads | None:
+        """This thread's queue; it stays for as long as the process."""
+        deep: DeepReads | None = getattr(self._deep, "reads", None)
+        if deep is None and self._has_deep:
+            try:
+                deep = self._deep.reads = DeepReads()
+            except OSError as error:
+                self._has_deep = False
+                log(f"no asynchronous reads ({error.strerror}): Engram rows come one by one")
+        return deep
+
     def _read_direct(self, shard: int, offset: int, memory: Bytes) -> int:
         try:
             return os.preadv(self._direct[shard], [memory.data], offset)
@@ -161,3 +206,17 @@ class FileSource:
             if descriptor >= 0:
                 os.close(descriptor)
         self._direct, self._buffered, self._cached = [], [], []
+
+
+def read_one_by_one(source: Source, reads: ManyReads, memory: Bytes) -> Integers:
+    """Serve `read_many` with a `read_into` each."""
+    results = np.zeros(len(reads), np.int64)
+    columns = (reads.shards, reads.offsets, reads.n_bytes, reads.places)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for index, (shard, offset, n_bytes, place) in enumerate(rows):
+        try:
+            window = memory[place : place + n_bytes]
+            results[index] = source.read_into(shard, offset, window, ReadKind.DIRECT)
+        except OSError as error:
+            results[index] = -(error.errno or errno.EIO)
+    return results

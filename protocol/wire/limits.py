@@ -9,6 +9,7 @@ RECEIVE_HIGH_WATER = 1024  # frames
 MAX_PATH_BYTES = 100  # of a socket's path
 
 MAX_LIST = 1 << 18  # entries of any list
+MOST_ROWS = 1 << 15  # Engram rows of one request
 MAX_TEXT = 8192  # characters of any text
 MAX_NAME = 128  # characters of a name in a dictionary
 MAX_VALUES = 4096  # entries of a dictionary
@@ -21,6 +22,7 @@ ROWS_MS = 5_000
 CANCEL_MS = 5_000
 GIVE_UP_MS = 100  # how often a waiting engine asks whether its request is still wanted
 STATS_MS = 1_000
+RESIZE_MS = 600_000  # memory is populated at some GiB a second
 ATTACH_MS = 2_000  # from Welcome to the descriptor being handed over
 ACK_IDLE_MS = 50  # an idle engine acks Changes within this time
 BYE_MS = 200  # how long a closing client waits for the daemon to hang up

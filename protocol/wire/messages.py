@@ -256,11 +256,15 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """Engram rows wanted in the ring, in this order; duplicates are allowed."""
+    """Engram rows wanted in the ring, in this order; duplicates are allowed.
+
+    Rows of several tables may be asked for at once: they follow one another in the ring.
+    """
 
     request: int
     table: int  # index of the Engram table, from 0
-    rows: bytes  # u32 LE row numbers, 1 to ring_rows // 4 of them
+    rows: bytes  # u32 LE row numbers, at least one
+    others: tuple[tuple[int, bytes], ...] = ()  # (table, rows) of further tables, none twice
 
 
 @dataclass(frozen=True, slots=True)

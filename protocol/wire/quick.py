@@ -19,6 +19,7 @@ Glance = Callable[[Sequence[Any], Bounds], bool]
 
 _FEW = 64  # entries of a list that are looked at here; longer ones take their time elsewhere
 _ROW_BYTES = ROW_NUMBER.itemsize
+_TOO_MANY = 1 << 62
 
 
 def _ascending(items: Any, end: int) -> bool:
@@ -81,10 +82,25 @@ def _slot_changes(values: Sequence[Any], bounds: Bounds) -> bool:
 
 
 def _row_request(values: Sequence[Any], bounds: Bounds) -> bool:
-    request, table, rows = values
+    request, table, rows, others = values
+    if type(others) is not tuple or len(others) > 1:
+        return False
+    n_bytes = 0
+    for other in others:
+        if type(other) is not tuple or len(other) != 2 or not _are_rows(*other, bounds):
+            return False
+        n_bytes = len(other[1]) if other[0] != table else _TOO_MANY
     return (
-        type(request) is type(table) is int
+        type(request) is int
         and 0 < request <= U63
+        and _are_rows(table, rows, bounds)
+        and n_bytes + len(rows) <= _ROW_BYTES * bounds.ring_rows
+    )
+
+
+def _are_rows(table: Any, rows: Any, bounds: Bounds) -> bool:
+    return (
+        type(table) is int
         and 0 <= table < bounds.n_tables
         and type(rows) is bytes
         and _ROW_BYTES <= len(rows) <= _ROW_BYTES * bounds.ring_rows

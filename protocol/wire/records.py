@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .fields import Bounds, Unfit, bytes_
+from .fields import Bounds, Unfit, bytes_, shown, table_index, tuple_
 
 PICK = np.dtype([("layer", "<u2"), ("expert", "<u2")])
 KEY_RECORD = np.dtype([("layer", "<u2"), ("expert", "<u2"), ("slot", "<i4")])
@@ -75,6 +75,14 @@ def row_numbers(value: Any, bounds: Bounds) -> bytes:
     if n_rows > bounds.ring_rows:
         raise Unfit("size", f"found {n_rows} rows, wanted at most {bounds.ring_rows}")
     return bytes_(value)
+
+
+def other_rows(value: Any, bounds: Bounds) -> tuple[tuple[int, bytes], ...]:
+    """(table, row numbers) tuples; may be empty."""
+    if type(value) not in (list, tuple) or len(value) > bounds.n_tables:
+        raise Unfit("size", f"found {shown(value)}, wanted at most {bounds.n_tables} entries")
+    pairs = tuple(tuple_(item, 2) for item in value)
+    return tuple((table_index(pair[0], bounds), row_numbers(pair[1], bounds)) for pair in pairs)
 
 
 def table(value: Any, bounds: Bounds) -> bytes:

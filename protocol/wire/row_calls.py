@@ -5,6 +5,7 @@ Ring rows belong to the daemon: they are copied out, then given back.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from protocol.errors import DaemonLost, HeadraceError, ProtocolError, ShardError
 
 from . import messages as m
 from .connection import Deadline
-from .limits import ROWS_MS
+from .limits import MOST_ROWS, ROWS_MS
 from .reader_calls import SHARD_CODES
 from .records import ROW_NUMBER
 from .requests import Requests, refusal
@@ -27,7 +28,7 @@ class RowCalls(Requests):
     def max_rows(self) -> int:
         """The most rows of one request; 0 where the model has no Engram table."""
         ring_rows = self._mapped.view.layout.ring_rows
-        return max(ring_rows // 4, min(ring_rows, 1))
+        return min(MOST_ROWS, max(ring_rows // 4, min(ring_rows, 1)))
 
     def rows(self, table: int, row_numbers: Any) -> NDArray[np.uint8]:
         """A copy of these rows, u8 [n, row_bytes], in the order asked for; any number of them."""
@@ -38,14 +39,22 @@ class RowCalls(Requests):
             taken[begin : begin + len(part)] = self.take_rows(self.request_rows(table, part))
         return taken
 
-    def request_rows(self, table: int, row_numbers: Any) -> int:
-        """Ask for at most max_rows rows; the handle is for take_rows, to be taken once."""
+    def request_rows(
+        self, table: int, row_numbers: Any, others: Iterable[tuple[int, Any]] = ()
+    ) -> int:
+        """Ask for at most max_rows rows; the handle is for take_rows, to be taken once.
+
+        others  further tables, each with its row numbers; theirs follow in the same answer
+        """
         numbers = _row_numbers(row_numbers)
-        if not 1 <= len(numbers) <= self.max_rows:
-            raise ValueError(f"{len(numbers)} rows in one request, wanted 1 to {self.max_rows}")
+        more = [(int(other), _row_numbers(wanted)) for other, wanted in others]
+        n_rows = len(numbers) + sum(len(wanted) for _, wanted in more)
+        if not 1 <= n_rows <= self.max_rows:
+            raise ValueError(f"{n_rows} rows in one request, wanted 1 to {self.max_rows}")
         handle = self._next_number()
-        self._connection.send(m.RowRequest(handle, int(table), numbers.tobytes()))
-        self._rows_wanted[handle] = len(numbers)
+        rest = tuple((other, wanted.tobytes()) for other, wanted in more)
+        self._connection.send(m.RowRequest(handle, int(table), numbers.tobytes(), rest))
+        self._rows_wanted[handle] = n_rows
         return handle
 
     def take_rows(self, handle: int, *, timeout_ms: float = ROWS_MS) -> NDArray[np.uint8]:

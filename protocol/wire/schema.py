@@ -143,7 +143,7 @@ FIELDS: dict[type, tuple[Check, ...]] = {
     m.Leased: (_request, ls.leases, ls.errors),
     m.Busy: (_request, _milliseconds),
     m.Release: (ls.released,),
-    m.RowRequest: (_request, f.table_index, r.row_numbers),
+    m.RowRequest: (_request, f.table_index, r.row_numbers, r.other_rows),
     m.RowsReady: (_request, f.count, f.count, ls.row_errors),
     m.RowsDone: (_request,),
     m.Keys: (_request,),
@@ -205,6 +205,15 @@ def _leased(message: m.Leased, _bounds: Bounds) -> None:
             raise Unfit("order", f"layer {error[0]} expert {error[1]} has a lease and an error")
 
 
+def _row_request(message: m.RowRequest, bounds: Bounds) -> None:
+    tables = [message.table, *(table for table, _ in message.others)]
+    if len(set(tables)) != len(tables):
+        raise Unfit("order", "found a table twice, wanted each once")
+    n_rows = (len(message.rows) + sum(len(rows) for _, rows in message.others)) // 4
+    if n_rows > bounds.ring_rows:
+        raise Unfit("size", f"found {n_rows} rows, wanted at most {bounds.ring_rows}")
+
+
 def _rows_ready(message: m.RowsReady, bounds: Bounds) -> None:
     if message.position + message.n_rows > bounds.ring_rows:
         raise Unfit(
@@ -230,6 +239,7 @@ WHOLE: dict[type, Callable[[Any, Bounds], None]] = {
     m.SlotChanges: _versions,
     m.Changes: _versions,
     m.Leased: _leased,
+    m.RowRequest: _row_request,
     m.RowsReady: _rows_ready,
     m.Tokens: _tokens,
 }

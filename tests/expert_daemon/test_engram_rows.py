@@ -9,7 +9,7 @@ import pytest
 from expert_daemon import row_table
 from expert_daemon.range_reader import RangeReader
 from expert_daemon.reader_threads import ReaderThreads
-from expert_daemon.row_table import RowTable
+from expert_daemon.row_table import MAX_BATCH_BYTES, RowTable
 from expert_daemon.rows import EngramRows
 from expert_daemon.source import FileSource
 from protocol.files.safetensors_index import Shard
@@ -25,7 +25,7 @@ VALUES_AT, SCALES_AT = 777, 500_001
 class Harness:
     """One table in one file, rows served into a ring of 400."""
 
-    def __init__(self, directory, ring_rows=400, faults=None):
+    def __init__(self, directory, ring_rows=400, faults=None, *, n_cached=0, direct=True):
         rng = np.random.default_rng(1)
         bytes_ = rng.integers(0, 256, 600_000, dtype=np.uint8)
         path = directory / "table.bin"
@@ -43,13 +43,15 @@ class Harness:
             value_bytes=VALUE,
             scale_bytes=SCALE,
         )
-        files = FileSource([shard], direct=True)
+        files = FileSource([shard], direct=direct)
         self.source = FaultySource(files, faults) if faults else files
-        self.threads = ReaderThreads(2, 4 << 20)
-        self.ring = np.full((ring_rows, VALUE + SCALE), 0xEE, np.uint8)
+        self.threads = ReaderThreads(2, MAX_BATCH_BYTES)
+        self.ring = np.full((ring_rows + n_cached, VALUE + SCALE), 0xEE, np.uint8)
         self.wakes = threading.Semaphore(0)
         tables = [RowTable(table, [shard], RangeReader(self.source))]
-        self.rows = EngramRows(tables, self.ring, self.threads, self.wakes.release)
+        self.rows = EngramRows(
+            tables, self.ring, self.threads, self.wakes.release, n_cached=n_cached
+        )
 
     def ready(self, timeout=10.0):
         end = time.monotonic() + timeout
@@ -61,7 +63,7 @@ class Harness:
         return []
 
     def ask(self, numbers, request=1, session=1):
-        self.rows.request(session, request, 0, np.asarray(numbers, np.uint32))
+        self.rows.request(session, request, [(0, np.asarray(numbers, np.uint32))])
 
     def read(self, numbers, request=1):
         self.ask(numbers, request)
@@ -104,12 +106,13 @@ def test_rows_stand_in_the_ring_in_the_order_asked_for_duplicates_and_all(harnes
     assert (found == h.wanted[[0, N_ROWS - 1]]).all()
 
 
-def test_cached_rows_are_read_without_a_thread(harness):
-    h = harness()
+def test_rows_in_the_page_cache_are_read_without_a_thread(harness):
+    h = harness(direct=False)
     numbers = np.arange(0, N_ROWS, 99)[:40]
     h.read(numbers, 1)
-    h.read(numbers, 2)
-    assert h.rows.n_inline >= 40
+    h.ask(numbers, 2)
+    (job,) = h.rows.drain()
+    assert (h.ring[job.position : job.position + 40] == h.wanted[numbers]).all()
 
 
 def test_requests_wait_for_room_in_order(harness):
@@ -131,10 +134,10 @@ def test_the_same_request_again_is_announced_again_and_reads_nothing(harness):
     h = harness()
     h.ask([5], 1)
     first = h.ready()[0]
-    n_rows_read = h.rows.n_rows_read
+    n_rows = h.rows.counts.rows
     h.ask([5], 1)
     assert h.ready() == [first]
-    assert h.rows.n_rows_read == n_rows_read
+    assert h.rows.counts.rows == n_rows
 
 
 def test_a_region_is_free_again_only_after_its_reads_have_returned(harness):
@@ -167,3 +170,64 @@ def test_short_reads_of_rows_are_read_on(harness):
     found, errors = h.read(range(50, 90))
     assert errors == []
     assert (found == h.wanted[50:90]).all()
+
+
+def test_rows_that_were_read_come_from_the_cache(harness):
+    faults = Faults()
+    h = harness(faults=faults, n_cached=2000)
+    numbers = np.random.default_rng(3).integers(0, N_ROWS, 300)
+    h.read(numbers, 1)
+    n_reads = h.source.n_reads
+    for request, some in ((2, numbers[:60]), (3, numbers), (4, numbers[[5, 5, 9]])):
+        found, _ = h.read(some, request)
+        assert (found == h.wanted[some]).all()
+    assert h.source.n_reads == n_reads
+    assert h.rows.counts.hits >= 60 + len(np.unique(numbers))
+    mixed = np.concatenate([numbers[:20], np.arange(20)])
+    found, _ = h.read(mixed, 5)
+    assert (found == h.wanted[mixed]).all()
+
+
+def test_a_small_cache_gives_right_rows_whatever_it_drove_out(harness):
+    h = harness(n_cached=100)
+    rng = np.random.default_rng(4)
+    for request in range(1, 60):
+        numbers = rng.zipf(1.2, int(rng.integers(1, 400))) % N_ROWS
+        found, faults = h.read(numbers, request)
+        assert faults == []
+        assert (found == h.wanted[numbers]).all()
+    assert 0 < h.rows.n_cached <= 100
+
+
+def test_a_row_that_could_not_be_read_is_not_cached(harness):
+    faults = Faults(eio=overlaps(0, VALUES_AT + 10 * VALUE, VALUE), eio_times=20)
+    h = harness(faults=faults, n_cached=1000)
+    _, errors = h.read([10, 3000], 1)
+    assert [row for row, _, _ in errors] == [10]
+    faults.eio = None
+    found, errors = h.read([10, 3000], 2)
+    assert errors == []
+    assert (found == h.wanted[[10, 3000]]).all()
+
+
+def test_a_page_is_read_once_whoever_shares_it(harness):
+    h = harness(faults=Faults(), n_cached=0)
+    if h.source.alignment(0) == 1:
+        pytest.skip("this file system knows no direct reads")
+    h.read(np.repeat(np.arange(0, N_ROWS, 50), 3)[:300], 1)
+    span = VALUES_AT + N_ROWS * VALUE
+    assert h.rows.counts.pages <= span // 4096 + 1 + (N_ROWS * SCALE) // 4096 + 2
+
+
+def test_requests_at_the_same_time_do_not_mix(harness):
+    h = harness(n_cached=500, ring_rows=4000)
+    rng = np.random.default_rng(5)
+    asked = {request: rng.integers(0, N_ROWS, 150) for request in range(1, 20)}
+    for request, numbers in asked.items():
+        h.ask(numbers, request)
+    jobs = []
+    while len(jobs) < len(asked):
+        jobs += h.ready()
+    for job in jobs:
+        found = h.ring[job.position : job.position + job.n_rows]
+        assert (found == h.wanted[asked[job.request]]).all()

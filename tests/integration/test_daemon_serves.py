@@ -138,6 +138,20 @@ def test_rows_come_in_the_order_asked_for(engine, checkpoint):
             assert (engine.rows(table, rows) == table_rows(checkpoint, table, rows)).all()
 
 
+def test_rows_of_both_tables_come_in_one_answer_and_again_from_the_cache(engine, checkpoint):
+    rng = np.random.default_rng(6)
+    first, second = (rng.integers(0, t.n_rows, 24) for t in checkpoint.engram_tables)
+    wanted = [table_rows(checkpoint, 0, first), table_rows(checkpoint, 1, second)]
+    for _ in range(2):
+        pages = engine.stats()["row_pages"]
+        found = engine.take_rows(engine.request_rows(0, first, [(1, second)]))
+        assert (found == np.concatenate(wanted)).all()
+    assert engine.stats()["row_pages"] == pages
+    assert engine.stats()["row_hits"] >= 48
+    with pytest.raises(ProtocolError, match="table 0 has"):
+        engine.take_rows(engine.request_rows(1, second, [(0, [1 << 31])]))
+
+
 def test_rows_that_do_not_exist_are_refused_and_the_daemon_goes_on(engine, checkpoint):
     n_rows = checkpoint.engram_tables[0].n_rows
     with pytest.raises(ProtocolError, match=f"row {n_rows}, table 0 has {n_rows} rows"):

@@ -364,14 +364,16 @@ class FakeDaemon:
         return []
 
     def on_rowrequest(self, _session: Session, message: m.RowRequest) -> list[Any]:
-        rows = np.frombuffer(message.rows, "<u4")
+        rows = [
+            (table, int(row))
+            for table, numbers in ((message.table, message.rows), *message.others)
+            for row in np.frombuffer(numbers, "<u4")
+        ]
         if self.ring_position + len(rows) > LAYOUT.ring_rows:
             self.ring_position = 0
         position = self.ring_position
-        for place, row in enumerate(rows):
-            self.view.ring[position + place] = np.frombuffer(
-                row_bytes(message.table, int(row)), np.uint8
-            )
+        for place, (table, row) in enumerate(rows):
+            self.view.ring[position + place] = np.frombuffer(row_bytes(table, row), np.uint8)
         self.ring_position += len(rows)
         return [m.RowsReady(message.request, position, len(rows), ())]
 

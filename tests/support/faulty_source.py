@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from expert_daemon.source import Bytes, ReadKind, Source
+from expert_daemon.deep_reads import Integers
+from expert_daemon.source import Bytes, ManyReads, ReadKind, Source, read_one_by_one
 
 Rule = Callable[[int, int, int], bool]  # shard, offset, bytes -> whether the fault strikes
 
@@ -80,6 +81,9 @@ class FaultySource:
         if count and self._strikes(faults.wrong, "wrong_times", shard, offset, n_bytes):
             memory[count // 2] ^= 0xFF
         return count
+
+    def read_many(self, reads: ManyReads, memory: Bytes) -> Integers:
+        return read_one_by_one(self, reads, memory)
 
     def _strikes(self, rule: Rule | None, times: str, shard: int, offset: int, n: int) -> bool:
         if rule is None or not rule(shard, offset, n):

@@ -257,7 +257,7 @@ def sample_messages() -> list[Any]:
         m.Leased: (8, ((1, 3, 4, 9),), fault),
         m.Busy: (8, 20),
         m.Release: (((4, 9),),),
-        m.RowRequest: (8, 1, b"\1\0\0\0\2\0\0\0"),
+        m.RowRequest: (8, 1, b"\1\0\0\0\2\0\0\0", ((0, b"\3\0\0\0"),)),
         m.RowsReady: (8, 3, 2, ((1, "EIO", "bad"),)),
         m.KeyList: (8, 9, np.array([(1, 2, 3)], KEY_RECORD).tobytes()),
         m.StatList: (8, {"hits": 3, "rate": 0.5, "policy": "lfu"}),

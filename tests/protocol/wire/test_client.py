@@ -616,6 +616,19 @@ def test_rows_of_two_requests_may_be_taken_in_any_order(engine: ExpertClient) ->
         engine.take_rows(first)
 
 
+def test_rows_of_several_tables_come_in_one_answer(
+    daemon: FakeDaemon, engine: ExpertClient
+) -> None:
+    rows = engine.take_rows(engine.request_rows(1, [3, 4], [(0, np.array([7]))]))
+    wanted = [row_bytes(1, 3), row_bytes(1, 4), row_bytes(0, 7)]
+    assert [bytes(row) for row in rows] == wanted
+    assert sum(isinstance(message, m.RowRequest) for message in daemon.received) == 1
+    with pytest.raises(ValueError, match="9 rows"):
+        engine.request_rows(1, range(4), [(0, range(5))])
+    with pytest.raises(ProtocolError, match="table twice"):
+        engine.request_rows(1, [3], [(1, [4])])
+
+
 def test_rows_out_of_range_are_refused_before_they_are_sent(engine: ExpertClient) -> None:
     for wrong in ([], range(9), [-1], [1 << 32], [1.5], [[1]]):
         with pytest.raises(ValueError, match="row"):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import statistics
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +15,7 @@ from protocol.errors import DaemonBusy
 from protocol.files.checkpoint import open_checkpoint
 from protocol.wire.client import ExpertClient
 from tests.support.fake_checkpoint import write_fake_checkpoint
-from tests.support.running_daemon import daemon_thread
+from tests.support.running_daemon import ROOT, daemon_process, daemon_thread
 from tests.support.shard_bytes import expert_bytes, slot_bytes
 
 pytestmark = pytest.mark.timeout(60)
@@ -69,3 +74,123 @@ def test_a_stopped_engine_is_shown_as_stuck_and_keeps_its_slots(
             engine.poll()
             assert time.monotonic() < end
         assert load(engine, 2, range(8)).slots == slots
+
+
+# a crowd, one of whom is malicious
+
+N_CLIENTS = 24
+RATE = 1500  # messages a second of the 24th client, honest or not
+
+OTHER = """
+import os, random, socket, sys, time
+import zmq
+from protocol.wire import messages as m
+from protocol.wire.codec import encode, decode
+from tests.support.raw_client import RawClient, hello
+from pathlib import Path
+runtime_dir, kind, rate = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+chance = random.Random(1)
+idle = []
+def dealer(hwm=64):
+    client = RawClient(runtime_dir)
+    client.socket.rcvhwm = client.socket.sndhwm = hwm
+    return client
+honest = dealer()
+welcome = honest.ask(hello())
+ping = lambda n: encode(m.Ping(n), welcome.session, welcome.generation)
+stats = lambda n: encode(m.Stats(n), welcome.session, welcome.generation)
+def garbage():
+    size = chance.choice((0, 1, 20, 300, 5000, 200_000))
+    return chance.randbytes(size)
+strange = [
+    lambda: encode(m.Hello((9, 9), "engine", b"x" * 16, b"", 1, 1)),
+    lambda: encode(m.Stats(1), 10**6, welcome.generation),
+    lambda: encode(m.MissRequest(1, 0, 0, (1,), (), 0, 0), welcome.session, welcome.generation),
+    garbage, garbage, garbage,
+]
+deaf = [dealer(1) for _ in range(3)]
+print("up", flush=True)
+number, began = 1, time.monotonic()
+while True:
+    number += 1
+    if kind == "honest":
+        honest.ask(ping(number), 5000)
+    else:
+        try:
+            if number % 3 == 0:
+                deaf[number % 3].socket.send(stats(number), zmq.NOBLOCK)
+            else:
+                honest.socket.send(chance.choice(strange)(), zmq.NOBLOCK)
+        except zmq.Again:
+            pass
+        if number % 50 == 0:
+            half = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                half.connect(str(runtime_dir / "arena.sock"))
+                half.send(chance.randbytes(chance.randrange(1, 30)))
+            except OSError:
+                pass
+            idle.append(half)
+            del idle[:-20]
+    time.sleep(max(0.0, began + number / rate - time.monotonic()))
+"""
+
+
+@contextlib.contextmanager
+def the_other(runtime_dir, kind):
+    """The 24th client, in a process of its own."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", OTHER, str(runtime_dir), kind, str(RATE)],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        yield
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait(10)
+        if child.stdout is not None:
+            child.stdout.close()
+
+
+def p99_of(clients, n_pings):
+    """99th percentile [ms] of the honest ones' round trips, each in its turn."""
+    times = [clients[number % len(clients)].ping(5000) for number in range(n_pings)]
+    return sorted(times)[int(0.99 * len(times))]
+
+
+def resident_bytes(pid):
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
+
+
+@pytest.mark.parametrize(
+    ("n_rounds", "n_pings"),
+    [
+        pytest.param(5, 500, marks=pytest.mark.slow),
+        pytest.param(15, 4000, marks=[pytest.mark.accept, pytest.mark.timeout(900)]),
+    ],
+)
+def test_one_malicious_client_of_24_costs_the_others_no_more_than_an_honest_one(
+    model, runtime_dir, n_rounds, n_pings
+):
+    with daemon_process(model, runtime_dir) as daemon, contextlib.ExitStack() as crowd:
+        clients = [crowd.enter_context(ExpertClient(runtime_dir)) for _ in range(N_CLIENTS - 1)]
+        found: dict[str, list[float]] = {"honest": [], "malicious": []}
+        memory = []
+        for _ in range(n_rounds):
+            for kind, p99s in found.items():
+                with the_other(runtime_dir, kind):
+                    p99s.append(p99_of(clients, n_pings))
+            memory.append(resident_bytes(daemon.pid))
+        honest, malicious = (statistics.median(found[kind]) for kind in found)
+        assert malicious < 2 * honest + 0.5, found
+        assert memory[-1] - memory[1] < 8 << 20, memory
+        refused = clients[0].stats()["frames_refused"]
+        assert refused > n_rounds * 100
+        assert daemon.is_alive

@@ -1,1 +1,1 @@
-"""Prompts and text without torch: tokenizer, token map and stop strings."""
+"""Prompts, text and HTTP without torch: what stands between clients and the compute service."""

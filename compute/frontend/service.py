@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from protocol.errors import HeadraceError
 from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
+from protocol.wire.messages import Joined
 from protocol.wire.sockets import RuntimePaths
 
 from .answer import Answer, Moved, Parser, Piece, PlainParser, Usage
@@ -31,6 +32,7 @@ from .metrics import Metrics
 from .tokenizer import Tokenizer
 
 MAX_REMEMBERED = 256
+SPARE_PREPARING = 16  # prompts being made, beyond what compute lets wait
 Result = TypeVar("Result")
 
 
@@ -71,6 +73,7 @@ class Frontend:
         self.started = int(time.time())
         self.recent: deque[Remembered] = deque(maxlen=MAX_REMEMBERED)
         self.is_draining = False
+        self._n_preparing = 0
         self._threads = ThreadPoolExecutor(1, "prompts")
         special = self.tokenizer.special
         end = self.checkpoint.config.eos_id
@@ -91,13 +94,20 @@ class Frontend:
         plain: bool = False,
     ) -> Asked:
         """Make a prompt and check its grammar. Raises RequestError, ApiError."""
+        joined = self._joined()
+        if self._n_preparing > joined.max_waiting + SPARE_PREPARING:
+            raise ApiError(429, "too many prompts at once", code="queue_full", retry_s=1)
+        self._check_bias(draw)
 
         def make() -> tuple[Prompt, bytes]:
             prompt = make_prompt()
             return prompt, grammar_of(prompt.constraint)
 
-        prompt, grammar = await self.off_loop(make)
-        self._check_bias(draw)
+        self._n_preparing += 1
+        try:
+            prompt, grammar = await self.off_loop(make)
+        finally:
+            self._n_preparing -= 1
         return Asked(prompt, grammar, draw, stops, plain)
 
     async def begin(self, asked: Asked) -> Answer:
@@ -105,11 +115,7 @@ class Frontend:
 
         Raises ApiError, ComputeRefused, ComputeLost.
         """
-        joined = self.link.joined
-        if joined is None:
-            raise ComputeLost(self.link.why)
-        if self.is_draining:
-            raise ComputeLost("this server is ending")
+        joined = self._joined()
         prompt, draw = asked.prompt, asked.draw
         room = joined.context - len(prompt.ids)
         if room <= 0:
@@ -170,6 +176,15 @@ class Frontend:
     def close(self) -> None:
         """End the prompts' thread."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _joined(self) -> Joined:
+        """The session with compute. Raises ComputeLost where there is none, or we are ending."""
+        joined = self.link.joined
+        if joined is None:
+            raise ComputeLost(self.link.why)
+        if self.is_draining:
+            raise ComputeLost("this server is ending")
+        return joined
 
     def _parser(self, asked: Asked) -> Parser:
         if asked.plain:

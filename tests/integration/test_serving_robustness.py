@@ -27,9 +27,21 @@ MAX_GROWTH_BYTES = 48 << 20
 USER = [{"role": "user", "content": "Who goes there?"}]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "My lords,", "max_tokens": N_TOKENS},
-    "/v1/chat/completions": {"messages": USER, "max_tokens": N_TOKENS},
-    "/v1/responses": {"input": "Who goes there?", "max_output_tokens": N_TOKENS},
-    "/v1/messages": {"messages": USER, "max_tokens": N_TOKENS},
+    "/v1/chat/completions": {
+        "messages": USER,
+        "max_tokens": N_TOKENS,
+        "reasoning_effort": "none",
+    },
+    "/v1/responses": {
+        "input": "Who goes there?",
+        "max_output_tokens": N_TOKENS,
+        "reasoning": {"effort": "none"},
+    },
+    "/v1/messages": {
+        "messages": USER,
+        "max_tokens": N_TOKENS,
+        "thinking": {"type": "disabled"},
+    },
 }
 NONSENSE = (b"", b"{", b"[]", b"\xff", b"[" * 500, b'{"messages": 5, "max_tokens": 1}', b'{"a":1}')
 
@@ -57,11 +69,11 @@ class Clients:
     def _one(self, place: int) -> None:
         rng = random.Random(1000 * self._seed + place)
         path, body = rng.choice(list(BODIES.items()))
-        kind = rng.choices(("whole", "stream", "slow", "leave", "nonsense"), (1, 1, 1, 5, 4))[0]
+        kind = rng.choices(("whole", "stream", "slow", "leave", "nonsense"), (1, 1, 1, 6, 5))[0]
         stream = kind in ("stream", "slow") or (kind == "leave" and rng.random() < 0.5)
         raw = json.dumps(body | {"stream": stream}).encode()
         raw = rng.choice(NONSENSE) if kind == "nonsense" else raw
-        while not self._sent(kind, path, raw, stay_s=0.25 * rng.random() ** 2):
+        while not self._sent(kind, path, raw, stay_s=0.15 * rng.random() ** 2):
             time.sleep(0.1)
         self.seen[kind] += 1
 
@@ -182,6 +194,15 @@ def test_compute_killed_is_a_503_and_comes_back(served: Serving) -> None:
     assert served.ask("/ready").status == 503
     eventually(lambda: served.ask("/ready").status == 200, 60)
     assert served.ask("/v1/completions", body).status == 200
+
+
+def test_the_frontend_and_the_daemon_hold_no_torch(served: Serving) -> None:
+    maps = {part: Path("/proc", str(served.pid_of(part)), "maps").read_text() for part in MODULES}
+    assert {part: "libtorch" in text for part, text in maps.items()} == {
+        "daemon": False,
+        "compute": True,
+        "frontend": False,
+    }
 
 
 def test_a_second_command_starts_no_more_than_a_frontend(served: Serving) -> None:

@@ -133,7 +133,8 @@ def document(name: str) -> dict[str, Any]:
 
 def _post(what: str, properties: dict[str, Any], *required: str) -> dict[str, Any]:
     schema = {"type": "object", "properties": properties, "required": list(required)}
-    answers = {"application/json": {"schema": _OBJECT}, "text/event-stream": {"schema": _TEXT}}
+    event = {"type": "object", "properties": {"event": _TEXT, "data": _TEXT}, "required": ["data"]}
+    answers = {"application/json": {"schema": _OBJECT}, "text/event-stream": {"schema": event}}
     responses: dict[str, Any] = {"200": {"description": what, "content": answers}}
     for status, text in _STATUSES.items():
         responses[status] = {

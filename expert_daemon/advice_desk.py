@@ -19,7 +19,7 @@ class AdviceDesk:
         self._cache = works.loading.cache
         self._reader = works.reader
         self._arena: Arena = works.arena
-        self._n_reserved = works.budget.free_pool + works.budget.hedge
+        self._size = works.size
         self._said_ended = False
 
     def hint(self, _session: Session, message: Hint) -> None:
@@ -33,7 +33,8 @@ class AdviceDesk:
 
     def warm(self, _session: Session, message: Warm) -> None:
         """Load keys when idle, the hottest that there is room for, in the order of the files."""
-        n_room = max(0, self._cache.n_slots - self._n_reserved)
+        budget = self._size.budget
+        n_room = max(0, self._cache.n_slots - budget.free_pool - budget.hedge)
         pairs = np.frombuffer(message.keys, "<u2").reshape(-1, 2)[:n_room].tolist()
         keys = [(layer, expert) for layer, expert in pairs]
         self._cache.warm(sorted(keys, key=self._reader.order))

@@ -70,6 +70,10 @@ class Arena:
         started = process_start(pid) if pid else 0
         self.identity = update_identity(self.memory.data, engine_pid=pid, engine_started=started)
 
+    def note_slots(self, n_slots: int) -> None:
+        """Write how many slots are in use, which outlives this daemon."""
+        self.identity = update_identity(self.memory.data, n_slots=n_slots)
+
     def note_clean(self) -> None:
         """Write that this daemon ended in order: nothing is being written any more."""
         self.identity = update_identity(self.memory.data, clean=True)
@@ -131,7 +135,11 @@ def _take_over(planned: PlannedArena, whose: ArenaOf, descriptor: int) -> Arena:
         return _initialise(planned, whose, descriptor, generation=generation, engine_pid=engine_pid)
     memory = _map(descriptor, planned)
     identity = update_identity(
-        memory.data, daemon_generation=generation, n_slots=planned.n_slots, clean=False
+        memory.data,
+        daemon_generation=generation,
+        n_slots=planned.n_slots,
+        n_slots_set=planned.n_slots_set,
+        clean=False,
     )
     view = ArenaView(memory.data, layout)
     is_suspect = identity.engine_pid != engine_pid  # it said no Bye: its word stands there still
@@ -150,7 +158,7 @@ def _difference(identity: Identity, planned: PlannedArena, whose: ArenaOf, descr
             f"{identity.layout.slot_bytes} bytes, wanted {planned.layout.n_slots_max} of "
             f"{planned.layout.slot_bytes}"
         )
-    if identity.n_slots > planned.n_slots:
+    if identity.n_slots > planned.n_slots and _living_engine(identity):  # it may read them all
         return f"it uses {identity.n_slots} slots, wanted {planned.n_slots}"
     stamp = os.pread(descriptor, STAMP.itemsize, planned.layout.offset("policy"))
     if int.from_bytes(stamp, "little") != whose.stamp:
@@ -174,6 +182,7 @@ def _initialise(
         fingerprint=whose.fingerprint,
         daemon_generation=generation,
         n_slots=planned.n_slots,
+        n_slots_set=planned.n_slots_set,
         engine_pid=engine_pid,
         engine_started=process_start(engine_pid) if engine_pid else 0,
     )

@@ -26,6 +26,8 @@ class PlannedArena:
     n_slots: int
     n_bytes: int  # as populated
     budget: Budget
+    max_bytes: int  # the most that a resize may give it
+    n_slots_set: int  # what the settings give; another n_slots is a resize's, which outlives them
 
 
 def plan(
@@ -72,7 +74,9 @@ def plan(
         n_keys=n_keys,
         bytes_of=lambda n_slots: layout.bookkeeping_bytes + n_slots * layout.slot_bytes,
     )
-    return PlannedArena(layout, planned.n_slots, planned.n_bytes, planned.budget)
+    return PlannedArena(
+        layout, planned.n_slots, planned.n_bytes, planned.budget, max_bytes, planned.n_slots
+    )
 
 
 def _ring_rows(surplus_bytes: int, max_surplus_bytes: int, row_bytes: int) -> int:
@@ -91,11 +95,13 @@ def _automatic_size() -> int:
 
 
 def keep_size(
-    planned: PlannedArena, passed: int, fingerprint: bytes, top_k_batch: int
+    planned: PlannedArena, passed: int, fingerprint: bytes, top_k_batch: int, *, is_given: bool
 ) -> PlannedArena:
-    """Return the plan of the arena passed on, where it is of our model: its size was chosen once.
+    """Return the plan of the arena passed on, where it is of our model and its size is to stay.
 
-    For a size that nobody gave. Any difference beyond the size leaves `planned` as it is.
+    A size that nobody gave was chosen once and stays; one that the settings give gives way to that
+    of a resize, as long as the settings are what they were. Any other difference leaves `planned`
+    as it is.
     """
     try:
         identity = check_arena(passed)
@@ -111,5 +117,13 @@ def keep_size(
     )
     if not is_same_model or budget.needed > identity.n_slots:
         return planned
-    n_bytes = theirs.bookkeeping_bytes + identity.n_slots * theirs.slot_bytes
-    return PlannedArena(theirs, identity.n_slots, n_bytes, budget)
+    if is_given and (theirs != ours or identity.n_slots_set != planned.n_slots):
+        return planned
+    n_bytes, most = (
+        theirs.bookkeeping_bytes + n_slots * theirs.slot_bytes
+        for n_slots in (identity.n_slots, theirs.n_slots_max)
+    )
+    n_slots_set = planned.n_slots if is_given else identity.n_slots_set
+    return PlannedArena(
+        theirs, identity.n_slots, n_bytes, budget, max(planned.max_bytes, most), n_slots_set
+    )

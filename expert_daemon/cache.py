@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .cache_check import check_parts
-from .cache_parts import CacheLimits, CacheMemory, CacheParts
+from .cache_parts import CacheLimits, CacheMemory, CacheParts, Engine
 from .engine_events import EngineEvents
 from .outcome import Load, Outcome, SlotChange, TableChanges
 from .policy import Policy
@@ -75,6 +75,11 @@ class SlotCache(EngineEvents):
     def n_experts(self) -> int:
         """Experts of a layer."""
         return self._book.n_experts
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether there may be an engine that reads the arena."""
+        return self._parts.engine is not Engine.NONE
 
     @property
     def n_closing(self) -> int:

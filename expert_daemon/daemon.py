@@ -22,6 +22,7 @@ from protocol.sd_notify import notify
 from .arena import ARENA_NAME, Arena, ArenaOf, describe, open_arena
 from .arena_plan import PlannedArena, keep_size, plan
 from .arena_search import find_arena
+from .arena_size import ArenaSize
 from .cache import SlotCache
 from .cache_parts import CacheLimits, CacheMemory
 from .checksums import Checksums
@@ -88,8 +89,14 @@ class Daemon:
         given = passed_arena
         if passed_arena is None:
             passed_arena = _look_for_arena(config, checkpoint.fingerprint)
-        if passed_arena is not None and config.arena_bytes == 0:
-            planned = keep_size(planned, passed_arena, checkpoint.fingerprint, top_k_batch)
+        if passed_arena is not None:
+            planned = keep_size(
+                planned,
+                passed_arena,
+                checkpoint.fingerprint,
+                top_k_batch,
+                is_given=config.arena_bytes != 0,
+            )
         prepare_directory(config.runtime_dir)
         self._lock = RuntimeLock(config.lock_path)
         fingerprint, stamp = checkpoint.fingerprint, shards_stamp(checkpoint.shards)
@@ -164,7 +171,11 @@ class Daemon:
         hedges = planned.budget.hedge
         return Works(
             arena=arena,
-            budget=planned.budget,
+            size=ArenaSize(
+                arena,
+                top_k_batch=checkpoint.config.top_k * config.batch,
+                max_bytes=planned.max_bytes,
+            ),
             loading=ExpertLoading(cache, reader, arena, counters, faults, suspects, hedges),
             reader=reader,
             threads=threads,
@@ -176,7 +187,7 @@ class Daemon:
             top_k_batch=checkpoint.config.top_k * config.batch,
             descriptor_path=config.descriptor_path,
             settings={
-                "model": str(checkpoint.directory),
+                "model": str(checkpoint.path),
                 "policy": config.policy,
                 "read_mode": self._reading.mode,
                 "read_threads": self._reading.threads,
@@ -257,12 +268,13 @@ def _make_cache(
     config: DaemonConfig, checkpoint: Checkpoint, planned: PlannedArena, arena: Arena
 ) -> SlotCache:
     view = arena.view
-    memory = CacheMemory(
-        view.table, view.headers[: planned.n_slots], view.table_sequence, view.table_version
-    )
+    memory = CacheMemory(view.table, view.headers, view.table_sequence, view.table_version)
     policy = TieredPolicy(make_policy(config.policy, checkpoint.config.n_keys), view.tier)
     limits = CacheLimits(
-        planned.budget.free_pool, planned.budget.lease_quota, follow_hints=config.prefetch
+        planned.budget.free_pool,
+        planned.budget.lease_quota,
+        n_slots=planned.n_slots,
+        follow_hints=config.prefetch,
     )
     if not arena.is_adopted:
         return SlotCache.empty(memory, policy, limits)

@@ -38,7 +38,7 @@ class EngineDesk:
         self._arena = works.arena
         self._loading = works.loading
         self._cache = works.loading.cache
-        self._budget = works.budget
+        self._size = works.size
         self._counters = works.counters
         self._tracing = works.tracing
         self._descriptor_address = str(works.descriptor_path)
@@ -61,8 +61,8 @@ class EngineDesk:
             n_experts=layout.n_experts,
             n_slots=identity.n_slots,
             slot_bytes=layout.slot_bytes,
-            max_experts=self._budget.max_experts,
-            lease_quota=self._budget.lease_quota,
+            max_experts=self._size.budget.max_experts,
+            lease_quota=self._size.budget.lease_quota,
             descriptor_address=self._descriptor_address,
             version=session.sent_version,
             table=self._arena.view.table.tobytes(),
@@ -94,8 +94,9 @@ class EngineDesk:
 
     def miss(self, session: Session, message: MissRequest) -> None:
         """Open a write window; the answer comes when its reads have ended, if any."""
-        if len(message.experts) > self._budget.max_experts:
-            text = f"{len(message.experts)} experts, at most {self._budget.max_experts} at once"
+        n_most = self._size.max_experts
+        if len(message.experts) > n_most:
+            text = f"{len(message.experts)} experts, at most {n_most} at once"
             raise RequestRefused("limit", f"request {message.request}: {text}")
         is_answered = self._answer_ahead(session, message)
         self._counters.miss_requests += 1

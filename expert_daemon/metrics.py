@@ -26,7 +26,6 @@ class Counters:
     hellos: int = 0
     clients_dropped: int = 0  # could not be sent to
     frames_refused: int = 0  # malformed, out of order, stale or too large
-    unsupported: int = 0
 
     def values(self) -> dict[str, int | float | str]:
         """All counts by name."""

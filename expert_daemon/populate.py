@@ -25,6 +25,8 @@ PAGE_BYTES = 4096
 SPAN_BYTES = 256 << 20  # one call of the kernel, so that many threads find work
 HUGE_WORTH_BYTES = 1 << 30
 _MADV_POPULATE_WRITE = 23
+_FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
 _SHMEM_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -96,6 +98,22 @@ def _populate_span(memory: npt.NDArray[np.uint8], start: int, n_bytes: int) -> i
     pages = memory[first : first + length : PAGE_BYTES]  # a kernel older than 5.14
     pages += np.uint8(0)
     return 0
+
+
+def punch_hole(descriptor: int, offset: int, n_bytes: int) -> None:
+    """Give a range of a shared memory file back to the machine; it reads as zeros then.
+
+    Source: fallocate(2). Raises OSError.
+    """
+    status = _libc.fallocate(
+        ctypes.c_int(descriptor),
+        ctypes.c_int(_FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE),
+        ctypes.c_int64(offset),
+        ctypes.c_int64(n_bytes),
+    )
+    if status != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def available_bytes() -> int:

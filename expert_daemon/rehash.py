@@ -111,6 +111,8 @@ class Rehash:
                     return
                 number = self._round
                 one = self._waiting.popleft()
+            if int(self._headers["generation"][one.slot]) != one.generation:
+                continue  # the memory may be gone with the key
             began = time.monotonic()
             checksum = slot_checksum(self._slot_of(one.slot), self._pieces[one.layer])
             is_good = checksum == one.checksum

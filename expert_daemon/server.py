@@ -29,6 +29,7 @@ from .loading import SLOW_READ_NS
 from .outbox import Outbox
 from .outcome import RequestRefused
 from .reports import Reports
+from .resize_desk import ResizeDesk
 from .router import Router
 from .row_desk import RowDesk
 from .sessions import Session, Sessions
@@ -65,6 +66,7 @@ class Server:
         self._fetches = FetchDesk(sessions, outbox, works, loop, self.settle)
         self._rows = RowDesk(sessions, outbox, works)
         self._advice = AdviceDesk(works)
+        self._resizes = ResizeDesk(sessions, outbox, works, loop, self.settle)
         self._traces = TraceDesk(works.tracing, outbox)
         self._reports = Reports(sessions, outbox, works)
         self._fault_desk = FaultDesk(outbox, works)
@@ -105,6 +107,7 @@ class Server:
             self._fetches.answer(fetch)
         self._rows.send_ready()
         self._engines.push_changes()
+        self._resizes.advance()
 
     def stop_receiving(self) -> None:
         """Take no further message; answers still go out."""
@@ -121,7 +124,7 @@ class Server:
         engines, fetches, rows = self._engines, self._fetches, self._rows
         return {
             messages.MissRequest: Rule(engines.miss, "engine"),
-            messages.Ack: Rule(engines.ack, "engine"),
+            messages.Ack: Rule(self._ack, "engine"),
             messages.Touch: Rule(engines.touch, "engine"),
             messages.Resync: Rule(engines.resync, "engine"),
             messages.Cancel: Rule(self._cancel),
@@ -135,11 +138,11 @@ class Server:
             messages.Bye: Rule(self._admission.bye, needs_attach=False),
             messages.Stream: Rule(engines.stream, "engine"),
             messages.Consumed: Rule(engines.consumed, "engine"),
-            messages.Resize: Rule(self._resize),
+            messages.Resize: Rule(self._resizes.resize),
             messages.Unquarantine: Rule(self._fault_desk.unquarantine),
             messages.Trace: Rule(self._traces.trace),
             messages.Hint: Rule(self._advice.hint, "engine"),
-            messages.Dropped: Rule(_pass_over, "engine"),
+            messages.Dropped: Rule(self._resizes.dropped, "engine"),
             messages.Warm: Rule(self._advice.warm),
             messages.Pong: Rule(_pass_over),
         }
@@ -212,24 +215,16 @@ class Server:
         return None
 
     def _cancel(self, session: Session, message: messages.Cancel) -> None:
-        if self._rows.cancel(session, message.request):
+        if self._rows.cancel(session, message.request) or self._resizes.cancel(session, message):
             return
         if session.role == "engine":
             self._engines.cancel(session, message)
         else:
             self._fetches.cancel(session, message)
 
-    def _not_yet(self, session: Session, message: Message) -> None:
-        self._works.counters.unsupported += 1
-        text = f"{type(message).__name__} is not supported yet"
-        request = int(getattr(message, "request", 0))
-        self._outbox.send(session, messages.Answered(request, ok=False, text=text))
-
-    def _resize(self, session: Session, message: messages.Resize) -> None:
-        self._works.counters.unsupported += 1
-        n_bytes = int(self._reports.values()["arena_bytes"])
-        text = "Resize is not supported yet"
-        self._outbox.send(session, messages.Resized(message.request, n_bytes, text))
+    def _ack(self, session: Session, message: messages.Ack) -> None:
+        self._engines.ack(session, message)
+        self._resizes.acked(session, message)
 
     def _hang_up(self, session: int) -> None:
         self._descriptors.hang_up(session)
@@ -244,7 +239,7 @@ def _bounds(works: Works) -> Bounds:
     return Bounds(
         n_layers=layout.n_layers,
         n_experts=layout.n_experts,
-        n_slots=works.arena.identity.n_slots,
+        n_slots=layout.n_slots_max,  # those of one that was given up may still be named
         n_tables=len(works.rows.tables),
         ring_rows=layout.ring_rows,
     )

@@ -141,6 +141,8 @@ class SlotBook:
         self.key[slot] = -1
         if slot < self.n_usable:
             self.free.append(slot)
+        else:
+            self.raise_generation(slot)  # nobody is to look at its memory any more
 
     @property
     def n_closing(self) -> int:

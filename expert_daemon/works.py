@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .arena import Arena
-from .budget import Budget
+from .arena_size import ArenaSize
 from .lifetime import Lifetime
 from .loading import ExpertLoading
 from .metrics import Counters
@@ -25,7 +25,7 @@ class Works:
     """The arena, what reads into it, and what was set."""
 
     arena: Arena
-    budget: Budget
+    size: ArenaSize
     loading: ExpertLoading
     reader: ExpertReader
     threads: ReaderThreads

@@ -20,7 +20,7 @@ from . import messages as m
 from .connection import Connection, Deadline
 from .engine_calls import EngineCalls
 from .greeting import open_connection
-from .limits import HELLO_MS, STATS_MS
+from .limits import HELLO_MS, RESIZE_MS, STATS_MS
 from .reader_calls import Lease, ReaderCalls, SlotView
 from .records import KEY_RECORD
 from .row_calls import RowCalls
@@ -113,6 +113,7 @@ class ExpertClient(EngineCalls, ReaderCalls, RowCalls):
             raise
         if self.role == "engine":
             self._show_epochs()
+            self._n_slots = self.welcome.n_slots
 
     @property
     def welcome(self) -> m.Welcome:
@@ -199,6 +200,19 @@ class ExpertClient(EngineCalls, ReaderCalls, RowCalls):
         if not answer.ok:
             raise ConfigError(answer.text)
         return answer.text
+
+    def resize(self, n_bytes: int, timeout_ms: float = RESIZE_MS) -> m.Resized:
+        """Have the arena made this large, as populated; its `text` says why where it is not.
+
+        Takes as long as memory needs to be populated or given up, and the engine to its next
+        step: not to be called by the engine itself. At the deadline the resize goes on, and its
+        text says so. Raises DaemonLost.
+        """
+        number = self._next_number()
+        request = m.Resize(number, int(n_bytes))
+        answer: m.Resized
+        answer, _ = self._settle(request, number, m.Resized, timeout_ms)
+        return answer
 
     def ping(self, timeout_ms: float = STATS_MS) -> float:
         """Milliseconds until the daemon answered; raises DaemonLost where it did not."""

@@ -41,7 +41,7 @@ class Requests:
         """Forget what the last session owed."""
         self._changes.clear()
         self._memory_changes.clear()
-        self._n_slots = 0
+        self._n_slots = self._connection.welcome.n_slots
         self._rows_ready.clear()
         self._rows_wanted.clear()
 

@@ -145,7 +145,8 @@ def test_prefetch_holds_no_thread_that_demand_needs():
 
 def test_what_hangs_for_ever_does_not_stop_the_idle_lanes_for_ever():
     pool = ReaderThreads(2, 4096)
-    stuck, done = threading.Event(), []
+    stuck = threading.Event()
+    done: list[int] = []
     pool.submit(Lane.DEMAND, lambda _: wait(stuck))
     pool.submit(Lane.IDLE, lambda _: done.append(1))
     pool.submit(Lane.PREFETCH, lambda _: done.append(2))
@@ -159,7 +160,7 @@ def test_what_hangs_for_ever_does_not_stop_the_idle_lanes_for_ever():
 
 def test_a_flood_of_every_lane_is_worked_off():
     pool = ReaderThreads(3, 4096)
-    done = []
+    done: list[int] = []
     for number in range(3000):
         pool.submit(Lane(number % 4), partial(_note, done, number))
     wait_for(lambda: len(done) == 3000, 20)

@@ -226,13 +226,11 @@ def test_a_message_for_another_role_is_refused(daemon, engine):
         assert refused.reason == "role"
 
 
-def test_what_is_not_built_yet_is_answered(engine):
+def test_a_trace_without_a_whole_path_and_a_hint_that_nobody_follows_harm_nobody(engine):
     send, receive = engine._connection.send, engine._connection.receive
     send(m.Trace(50, "x", True))
     answer = receive(_deadline())
     assert (answer.request, answer.ok) == (50, False)
-    send(m.Resize(51, 1 << 30))
-    assert receive(_deadline()).request == 51
     engine.hint(0, 1, [3, 2])
     assert engine.ping() < 1000
 

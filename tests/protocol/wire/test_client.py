@@ -351,7 +351,7 @@ def test_miss_takes_numpy_integers_and_sends_what_the_engine_knows(
     engine.miss(np.int64(1), np.array([0, 3]), busy=np.array([4]))
     request = daemon.received[-1]
     assert (request.applied, request.epoch_done, request.busy) == (8, 5, (4,))
-    assert daemon.received[-2] == m.Ack(8, 5)
+    assert daemon.received[-2] == m.Ack(8, 5, LAYOUT.n_slots_max)
 
 
 def test_errors_of_experts_are_in_the_answer(daemon: FakeDaemon, engine: ExpertClient) -> None:
@@ -853,7 +853,7 @@ def test_epochs_are_shown_before_anything_of_them_runs_and_begin_at_nothing(
     assert [engine.begin_epoch(), engine.begin_epoch()] == [1, 2]
     assert daemon.view.epochs[2] == 2
     engine.ack(1, 1)
-    _eventually(lambda: _received(daemon, m.Ack) == [m.Ack(1, 1, 0)])
+    _eventually(lambda: _received(daemon, m.Ack) == [m.Ack(1, 1, LAYOUT.n_slots_max)])
     assert daemon.view.epochs[:3].tolist() == [1, 1, 2]
     engine.close()
     with ExpertClient(daemon.paths.socket.parent, "engine", FINGERPRINT, 6):

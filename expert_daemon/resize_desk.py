@@ -1,0 +1,200 @@
+"""The arena made smaller or larger while it serves.
+
+Runs on the loop's thread, but for the populating. Order is everything: a slot is used only when its
+memory is there and the engine says that it can read it; memory is given back only when nothing can
+name its slots and the engine says that it has let go of them. What is populated never exceeds the
+larger of the old and the new size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protocol.errors import ConfigError
+from protocol.sizes import format_size
+from protocol.wire.messages import Ack, Added, Cancel, Drop, Dropped, Resize, Resized
+
+from .log import log
+from .outbox import Outbox
+from .sessions import Session, Sessions
+from .works import Works
+
+
+@dataclass(slots=True)
+class _Change:
+    """A resize under way. `told` is the engine's session that was sent Drop or Added, 0: none."""
+
+    n_slots: int  # wanted
+    before: int
+    requests: dict[tuple[int, int], None]  # (session, request) that wait for the end
+    populated: bool = False
+    told: int = 0
+
+    @property
+    def grows(self) -> bool:
+        """Whether slots are added."""
+        return self.n_slots > self.before
+
+
+class ResizeDesk:
+    """One resize at a time."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        outbox: Outbox,
+        works: Works,
+        loop: asyncio.AbstractEventLoop,
+        settle: Callable[[], None],
+    ) -> None:
+        self._sessions = sessions
+        self._outbox = outbox
+        self._works = works
+        self._size = works.size
+        self._cache = works.loading.cache
+        self._loop = loop
+        self._settle = settle
+        self._change: _Change | None = None
+
+    def resize(self, session: Session, message: Resize) -> None:
+        """Begin a resize; Resized comes when it has ended, or at once where it cannot be."""
+        where = (session.number, message.request)
+        if self._change is not None and where in self._change.requests:
+            return
+        try:
+            n_slots = self._size.plan(message.n_bytes).n_slots
+        except ConfigError as error:
+            self._answer(*where, str(error))
+            return
+        change = self._change
+        if change is not None and change.n_slots == n_slots:
+            change.requests[where] = None
+        elif change is not None:
+            n_bytes = format_size(self._size.bytes_of(change.n_slots))
+            self._answer(*where, f"a resize to {n_bytes} is under way: wait until it has ended")
+        elif n_slots == self._size.n_slots:
+            self._answer(*where, "")
+        else:
+            self._change = _Change(n_slots, self._size.n_slots, {where: None})
+            log(f"resizing from {self._change.before} to {n_slots} slots")
+            self._begin(self._change)
+
+    def _begin(self, change: _Change) -> None:
+        if change.grows:
+            thread = threading.Thread(target=self._populate, args=(change,), daemon=True)
+            thread.start()
+            return
+        self._set_budget(change.n_slots)
+
+    def _set_budget(self, n_slots: int) -> None:
+        size = self._size
+        size.set_budget(n_slots)
+        self._cache.resize(
+            n_slots, free_pool=size.budget.free_pool, lease_quota=size.budget.lease_quota
+        )
+
+    def _populate(self, change: _Change) -> None:
+        """On a thread of its own."""
+        text = ""
+        try:
+            self._size.populate(change.n_slots)
+        except ConfigError as error:
+            text = str(error)
+        self._loop.call_soon_threadsafe(self._populated, change, text)
+
+    def _populated(self, change: _Change, text: str) -> None:
+        if text:
+            self._end(change, text)
+        else:
+            # A successor from here on uses them, and its Welcome says so to the engine.
+            self._size.use(change.n_slots)
+            change.populated = True
+        self._settle()
+        self._outbox.look_again()
+
+    def advance(self) -> None:
+        """Go on where that has become possible; call it after every event."""
+        change = self._change
+        if change is None:
+            return
+        if change.grows and not change.populated:
+            return
+        if not change.grows and self._cache.n_closing:
+            return
+        if not self._cache.has_engine:
+            self._finish(change)
+            return
+        engine = self._sessions.engine
+        if engine is not None and engine.is_attached and change.told != engine.number:
+            change.told = engine.number
+            self._tell(engine, change)
+
+    def _tell(self, engine: Session, change: _Change) -> None:
+        low, high = sorted((change.n_slots, change.before))
+        chunks = self._size.chunks(low, high)
+        max_experts = self._size.budget_of(change.n_slots).max_experts
+        kind = Added if change.grows else Drop
+        self._outbox.send(engine, kind(chunks, change.n_slots, max_experts))
+
+    def dropped(self, session: Session, message: Dropped) -> None:
+        """The engine has let go of the chunks."""
+        change = self._change
+        if change is None or change.grows or change.told != session.number:
+            return
+        if message.chunks == self._size.chunks(change.n_slots, change.before):
+            self._finish(change)
+
+    def acked(self, session: Session, message: Ack) -> None:
+        """The engine says how many slots it can read; 0: as many as it was told of."""
+        change = self._change
+        if change is None or not change.grows or change.told != session.number:
+            return
+        if message.n_slots == 0 or message.n_slots >= change.n_slots:
+            self._finish(change)
+
+    def _finish(self, change: _Change) -> None:
+        if change.grows:
+            self._set_budget(change.n_slots)
+        else:
+            self._size.use(change.n_slots)
+            self._size.release(change.n_slots, change.before)
+            self._warm_displaced()
+        self._end(change, "")
+
+    def _warm_displaced(self) -> None:
+        """Have read again, when idle, what was worth more than some of what is left."""
+        lost = self._cache.take_displaced()
+        if lost and not self._cache.n_warm_left:
+            lost = lost[: self._size.n_slots]
+            self._cache.warm(sorted(lost, key=self._works.reader.order))
+
+    def _end(self, change: _Change, text: str) -> None:
+        self._change = None
+        n_bytes = self._size.n_bytes
+        log(text or f"resized to {self._size.n_slots} slots, {format_size(n_bytes)}")
+        for number, request in change.requests:
+            self._answer(number, request, text)
+        self._loop.call_soon(self._settle)  # there may be reads to begin now
+
+    def cancel(self, session: Session, message: Cancel) -> bool:
+        """Answer a resize that is waited for no longer, which goes on; False where it is none."""
+        change = self._change
+        if change is None or (session.number, message.request) not in change.requests:
+            return False
+        del change.requests[session.number, message.request]
+        n_slots, waits = change.n_slots, "it is being populated"
+        if change.told:
+            waits = "the engine has not answered yet"
+        elif not change.grows:
+            waits = f"{self._cache.n_closing} slots are still in use"
+        text = f"the resize to {n_slots} slots goes on: {waits}"
+        self._answer(session.number, message.request, text)
+        return True
+
+    def _answer(self, number: int, request: int, text: str) -> None:
+        session = self._sessions.by_number.get(number)
+        if session is not None:
+            self._outbox.send(session, Resized(request, self._size.n_bytes, text))

@@ -1,0 +1,353 @@
+"""The arena made smaller and larger while clients use it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from compute.experts.miss_client import MissClient, Waiting
+from compute.load import expert_shapes
+from protocol.files.checkpoint import open_checkpoint
+from protocol.wire import messages as m
+from protocol.wire.client import ExpertClient
+from tests.support.fake_checkpoint import write_fake_checkpoint
+from tests.support.running_daemon import DaemonProcess, daemon_thread, smallest_arena
+from tests.support.shard_bytes import expert_bytes, slot_bytes
+
+pytestmark = pytest.mark.timeout(90)
+
+N_LAYERS, N_EXPERTS, TOP_K = 4, 64, 2
+EVERY_KEY = [(layer, expert) for layer in range(N_LAYERS) for expert in range(N_EXPERTS)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    return write_fake_checkpoint(directory, n_layers=N_LAYERS, n_experts=N_EXPERTS, top_k=TOP_K)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(model):
+    return open_checkpoint(model)
+
+
+@pytest.fixture
+def smallest(checkpoint):
+    return smallest_arena(checkpoint, TOP_K)
+
+
+@pytest.fixture
+def sizes(smallest):
+    """Small, large, and the most: bytes."""
+    return smallest + (512 << 10), smallest + (800 << 10), smallest + (1 << 20)
+
+
+@pytest.fixture
+def daemon(model, runtime_dir, sizes):
+    _, large, most = sizes
+    with daemon_thread(model, runtime_dir, arena_bytes=large, arena_max_bytes=most) as started:
+        yield started
+
+
+def engine_of(runtime_dir, checkpoint):
+    return ExpertClient(runtime_dir, "engine", checkpoint.fingerprint, TOP_K)
+
+
+def populated(daemon):
+    return os.fstat(daemon.daemon._arena.descriptor).st_blocks * 512
+
+
+def filled(client):
+    client.warm(EVERY_KEY)
+    end = time.monotonic() + 20
+    while (stats := client.stats())["warm_left"] or stats["n_loading"]:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return stats
+
+
+def check_bytes(client, checkpoint):
+    """Every expert that the arena names has its bytes."""
+    for layer, expert, slot in client.keys().tolist():
+        assert slot_bytes(client, slot) == expert_bytes(checkpoint, layer, expert)
+
+
+def test_without_an_engine_the_arena_shrinks_and_grows_and_memory_follows(
+    daemon, checkpoint, sizes
+):
+    small, large, most = sizes
+    with ExpertClient(daemon.runtime_dir) as client:
+        before = filled(client)
+        assert populated(daemon) <= large
+        shrunk = client.resize(small)
+        assert shrunk.text == ""
+        assert small - before["slot_bytes"] < shrunk.n_bytes <= small
+        assert populated(daemon) <= small
+        stats = client.stats()
+        assert stats["arena_bytes"] == shrunk.n_bytes
+        assert stats["n_slots"] < before["n_slots"]
+        assert stats["n_resident"] <= stats["n_slots"]
+        check_bytes(client, checkpoint)
+        grown = client.resize(most)
+        assert grown.text == ""
+        assert grown.n_bytes <= most
+        assert most - 4096 < populated(daemon) <= most
+        assert filled(client)["n_resident"] > before["n_resident"]
+        check_bytes(client, checkpoint)
+
+
+def test_sizes_that_cannot_be_are_refused_with_the_figures(daemon, sizes, smallest):
+    _, _, most = sizes
+    with ExpertClient(daemon.runtime_dir) as client:
+        now = client.stats()["arena_bytes"]
+        beyond = client.resize(most + 1)
+        assert str(most) in beyond.text
+        assert "--arena-max" in beyond.text
+        assert beyond.n_bytes == now
+        below = client.resize(smallest - 1)
+        for addend in ("2 x top-k x batch", "free pool", "hedged reads", "prefill window"):
+            assert addend in below.text
+        least = int(below.text.rpartition("smallest: ")[2].split()[0])
+        assert client.resize(least - 1).text.endswith(f"smallest: {least} bytes")
+        assert client.resize(now).text == ""
+        assert client.stats()["arena_bytes"] == now
+        smallest = client.resize(least)
+        assert (smallest.n_bytes, smallest.text) == (least, "")
+
+
+class SlowEngine(threading.Thread):
+    """An engine that decodes: its steps read the slots that its table names, and check them."""
+
+    def __init__(self, daemon, checkpoint):
+        super().__init__(daemon=True)
+        self.client = engine_of(daemon.runtime_dir, checkpoint)
+        self.source = MissClient(self.client, expert_shapes(checkpoint), Waiting())
+        self.checkpoint = checkpoint
+        self.stopped = threading.Event()
+        self.n_steps = 0
+        self.failure: BaseException | None = None
+        self.start()
+
+    def run(self):
+        try:
+            while not self.stopped.is_set():
+                self.step(self.n_steps)
+                self.n_steps += 1
+        except BaseException as error:  # noqa: BLE001
+            self.failure = error
+
+    def step(self, number):
+        self.source.begin_step()
+        for layer in range(N_LAYERS):
+            picks = sorted({(7 * number + layer) % N_EXPERTS, (11 * number) % N_EXPERTS})
+            if number % 16 == 5:
+                picks = list(range(N_EXPERTS))
+            for expert, matrices in self.source.stream(layer, picks):
+                wanted = expert_bytes(self.checkpoint, layer, expert)
+                gate = matrices.gate.numpy().tobytes()
+                assert wanted.startswith(gate)
+        self.source.end_step()
+
+    def close(self):
+        self.stopped.set()
+        self.join(20)
+        assert not self.is_alive()
+        self.client.close()
+        if self.failure is not None:
+            raise self.failure
+
+
+def test_an_engine_that_decodes_goes_on_through_resizes(daemon, checkpoint, sizes):
+    small, large, most = sizes
+    engine = SlowEngine(daemon, checkpoint)
+    try:
+        with ExpertClient(daemon.runtime_dir) as client:
+            for n_bytes in (small, most, large, small, large):
+                resized = client.resize(n_bytes, timeout_ms=20_000)
+                assert resized.text == ""
+                assert resized.n_bytes <= n_bytes
+                assert populated(daemon) <= n_bytes
+                done = engine.n_steps
+                while engine.n_steps < done + 5 and engine.failure is None:
+                    time.sleep(0.01)
+            check = client.stats()
+            assert check["n_slots"] == engine.client._n_slots
+    finally:
+        engine.close()
+    assert engine.n_steps > 20
+
+
+def test_memory_is_given_back_only_when_the_engine_has_let_go(daemon, checkpoint, sizes):
+    small, _, _ = sizes
+    with (
+        engine_of(daemon.runtime_dir, checkpoint) as engine,
+        ExpertClient(daemon.runtime_dir) as client,
+    ):
+        filled(client)
+        engine.applied = engine.resync().version
+        waiting = client.resize(small, timeout_ms=300)
+        assert "goes on: " in waiting.text
+        assert populated(daemon) > small
+        for changes in engine.changes():
+            engine.applied = max(engine.applied, changes.to_version)
+        engine.begin_epoch()  # something of the older table runs
+        engine.ack(engine.applied, epoch_done=0)
+        assert client.resize(small, timeout_ms=300).text.endswith("slots are still in use")
+        assert engine.memory_changes() == []
+        engine.ack(engine.applied, epoch_done=1)
+        assert client.resize(small, timeout_ms=300).text.endswith("has not answered yet")
+        (drop,) = engine.memory_changes()
+        assert isinstance(drop, m.Drop)
+        assert populated(daemon) > small
+        engine.dropped(drop)
+        assert client.resize(small, timeout_ms=5000).text == ""
+        assert populated(daemon) <= small
+
+
+def test_added_slots_are_used_only_when_the_engine_can_read_them(daemon, checkpoint, sizes):
+    _, _, most = sizes
+    with (
+        engine_of(daemon.runtime_dir, checkpoint) as engine,
+        ExpertClient(daemon.runtime_dir) as client,
+    ):
+        filled(client)
+        before, n_slots = client.stats()["n_resident"], engine.welcome.n_slots
+        assert client.resize(most, timeout_ms=300).text.endswith("has not answered yet")
+        engine.applied = engine.resync().version
+        engine.ack(engine.applied)
+        assert filled(client)["n_resident"] == before
+        (added,) = engine.memory_changes()
+        assert isinstance(added, m.Added)
+        engine.added(added)
+        engine.ack(engine.applied)
+        assert client.resize(most, timeout_ms=5000).text == ""
+        assert filled(client)["n_resident"] > before
+        assert max(client.keys()["slot"].tolist()) >= n_slots
+        engine.changes()  # names slots beyond those of the Welcome
+
+
+def test_a_new_engine_is_told_of_a_resize_under_way(daemon, checkpoint, sizes):
+    small, _, _ = sizes
+    with ExpertClient(daemon.runtime_dir) as client:
+        first = engine_of(daemon.runtime_dir, checkpoint)
+        filled(client)
+        first.applied = first.resync().version
+        client.resize(small, timeout_ms=200)
+        for changes in first.changes():
+            first.applied = max(first.applied, changes.to_version)
+        first.ack(first.applied)
+        client.resize(small, timeout_ms=200)
+        assert len(first.memory_changes()) == 1
+        first.reconnect(5000)  # the same process, which has let go of nothing yet
+        end = time.monotonic() + 5
+        while not (drops := first.memory_changes()):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        (drop,) = drops
+        first.dropped(drop)
+        assert client.resize(small, timeout_ms=5000).text == ""
+        first.close()
+
+
+def test_an_engine_that_leaves_is_waited_for_no_longer(daemon, checkpoint, sizes):
+    small, _, _ = sizes
+    with ExpertClient(daemon.runtime_dir) as client:
+        engine = engine_of(daemon.runtime_dir, checkpoint)
+        filled(client)
+        threading.Timer(0.2, engine.close).start()
+        assert client.resize(small, timeout_ms=10_000).text == ""
+        assert populated(daemon) <= small
+
+
+def test_leased_experts_stay_until_they_are_released(daemon, checkpoint, sizes):
+    small, _, _ = sizes
+    with ExpertClient(daemon.runtime_dir) as client:
+        filled(client)
+        top = max(client.keys().tolist(), key=lambda key: key[2])
+        leases = client.fetch([top[:2]])
+        assert "1 slots are still in use" in client.resize(small, timeout_ms=300).text
+        client.check(leases[0])
+        wanted = expert_bytes(checkpoint, top[0], top[1])
+        assert slot_bytes(client, leases[0].slot) == wanted
+        client.release(leases)
+        assert client.resize(small, timeout_ms=5000).text == ""
+
+
+def test_another_size_is_refused_while_a_resize_is_under_way(daemon, checkpoint, sizes):
+    small, _, most = sizes
+    with (
+        engine_of(daemon.runtime_dir, checkpoint),
+        ExpertClient(daemon.runtime_dir) as client,
+    ):
+        filled(client)
+        client.resize(small, timeout_ms=100)
+        assert "is under way" in client.resize(most).text
+
+
+def test_what_was_worth_more_than_the_rest_is_read_again_after_a_shrink(daemon, checkpoint, sizes):
+    small, _, _ = sizes
+    with (
+        ExpertClient(daemon.runtime_dir) as client,
+    ):
+        filled(client)
+        hot = [tuple(key[:2]) for key in sorted(client.keys().tolist(), key=lambda k: -k[2])[:4]]
+        for _ in range(8):
+            client.release(client.fetch(hot))
+        assert client.resize(small).text == ""
+        end = time.monotonic() + 10
+        while not set(hot) <= {tuple(key[:2]) for key in client.keys().tolist()}:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def test_a_live_size_outlives_the_daemon_until_the_settings_change(
+    model, checkpoint, runtime_dir, sizes
+):
+    small, large, most = sizes
+    flags = ["--arena", str(large), "--arena-max", str(most)]
+    daemon = DaemonProcess(model, runtime_dir, *flags)
+    try:
+        daemon.start()
+        with ExpertClient(runtime_dir) as client:
+            filled(client)
+            shrunk = client.resize(small)
+            kept = client.stats()["n_resident"]
+        daemon.kill()
+        daemon.start()
+        with ExpertClient(runtime_dir) as client:
+            stats = client.stats()
+            assert stats["arena_bytes"] == shrunk.n_bytes
+            assert stats["n_resident"] == kept
+            check_bytes(client, checkpoint)
+        daemon.stop()
+        daemon._command[-3] = str(large + 40960)  # the settings change: they win
+        daemon.start()
+        with ExpertClient(runtime_dir) as client:
+            assert client.stats()["arena_bytes"] > large
+    finally:
+        daemon.close()
+
+
+def test_smaller_settings_at_a_restart_keep_the_experts_that_have_a_place(
+    model, checkpoint, runtime_dir, sizes
+):
+    small, large, most = sizes
+    flags = ["--arena", str(large), "--arena-max", str(most)]
+    daemon = DaemonProcess(model, runtime_dir, *flags)
+    try:
+        daemon.start()
+        with ExpertClient(runtime_dir) as client:
+            filled(client)
+        daemon.stop()
+        daemon._command[-3] = str(small)
+        daemon.start()
+        with ExpertClient(runtime_dir) as client:
+            stats = client.stats()
+            assert stats["arena_bytes"] <= small
+            assert stats["n_resident"] > stats["n_slots"] // 2
+            check_bytes(client, checkpoint)
+    finally:
+        daemon.close()

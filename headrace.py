@@ -27,6 +27,7 @@ COMMANDS = {
     "serve": "answer OpenAI's and Anthropic's APIs over HTTP",
     "eval": "measure the perplexity of a text",
     "daemon": "run the expert daemon by itself",
+    "cache": "show, refill or resize the expert daemon's cache",
     "tune": "measure how this machine's drive is read fastest",
     "inspect": "show what a checkpoint holds and what fits where",
     "pack": "make the fast form of a checkpoint, an expert pack",

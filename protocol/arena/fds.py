@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from protocol.errors import ConfigError, DaemonLost, ProtocolError
 
 from .identity import Identity, read_identity
-from .plan import PAGE_BYTES
+from .rooms import PAGE_BYTES
 
 _PEER_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _WANTED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW

@@ -1,6 +1,6 @@
 """The identity page: which layout, which model, which arena, and whose it is now.
 
-Bytes 0 to 383 are written once and carry a checksum; the words from 1024 on change while the arena
+Bytes 0 to 535 are written once and carry a checksum; the words from 1024 on change while the arena
 lives and are advice for whoever attaches next. PROTOCOL.md gives both byte by byte.
 """
 
@@ -14,13 +14,15 @@ import xxhash
 
 from protocol.errors import ConfigError, ProtocolError
 
-from .plan import PAGE_BYTES, PIECES, SECTIONS, ArenaLayout
+from .plan import PIECES, SECTIONS, ArenaLayout
+from .rooms import MOST_ROOMS, PAGE_BYTES, Rooms
 
 MAGIC = b"HRARENA\n"
-LAYOUT_VERSION = (1, 1)  # (major, minor); another major is refused
+LAYOUT_VERSION = (2, 0)  # (major, minor); another major is refused
 
 _FIXED = struct.Struct(
     f"<8sIIQQ16s16s6Q{len(PIECES)}Q{len(PIECES)}Q{len(SECTIONS)}Q{len(SECTIONS)}Q"
+    f"Q{MOST_ROOMS}Q{MOST_ROOMS}Q"
 )
 _CHECKSUM_AT = 24
 _WORDS = struct.Struct("<QQIIQQ")
@@ -71,6 +73,9 @@ def write_identity(memory: Any, identity: Identity) -> None:
         *layout.piece_bytes,
         *layout.offsets,
         *layout.sizes,
+        layout.rooms.n_common,
+        *_filled(layout.rooms.sizes),
+        *_filled(layout.rooms.n_layers),
     )
     struct.pack_into("<Q", page, _CHECKSUM_AT, _checksum(page))
     _pack_words(page, identity)
@@ -128,6 +133,10 @@ def _planned(numbers: list[int], n_bytes: int) -> ArenaLayout:
     """The layout planned from the page's counts, which must agree with the page's offsets."""
     n_pieces, n_sections = len(PIECES), len(SECTIONS)
     counts, rest = numbers[:6], numbers[6:]
+    places = rest[2 * n_pieces : 2 * n_pieces + 2 * n_sections]
+    n_common, *rooms = rest[2 * n_pieces + 2 * n_sections :]
+    sizes, layers = rooms[:MOST_ROOMS], rooms[MOST_ROOMS:]
+    n_rooms = sizes.index(0) if 0 in sizes else MOST_ROOMS
     try:
         layout = ArenaLayout.plan(
             n_layers=counts[0],
@@ -138,10 +147,11 @@ def _planned(numbers: list[int], n_bytes: int) -> ArenaLayout:
             ring_rows=counts[5],
             piece_offsets=tuple(rest[:n_pieces]),
             piece_bytes=tuple(rest[n_pieces : 2 * n_pieces]),
+            rooms=Rooms(tuple(sizes[:n_rooms]), tuple(layers[:n_rooms]), n_common),
         )
     except ConfigError as error:
         raise ProtocolError(f"identity page: {error}") from None
-    found = (*rest[2 * n_pieces :], n_bytes)
+    found = (*places, n_bytes)
     wanted = (*layout.offsets, *layout.sizes, layout.n_bytes)
     for place, (there, here) in enumerate(zip(found, wanted, strict=True)):
         if there != here:
@@ -151,6 +161,10 @@ def _planned(numbers: list[int], n_bytes: int) -> ArenaLayout:
             )
     assert len(wanted) == 2 * n_sections + 1
     return layout
+
+
+def _filled(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    return (*numbers, *(0,) * (MOST_ROOMS - len(numbers)))
 
 
 def _pack_words(page: Any, identity: Identity) -> None:

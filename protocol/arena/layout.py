@@ -6,16 +6,15 @@ What other rooms import stands here; PROTOCOL.md gives the layout byte by byte.
 from .identity import LAYOUT_VERSION, Identity, read_identity, update_identity, write_identity
 from .plan import (
     HEADER,
-    HUGE_BYTES,
     N_COUNTERS,
     N_EPOCH_WORDS,
-    PAGE_BYTES,
     PIECE_ALIGNMENT,
     PIECES,
     SECTIONS,
     ArenaLayout,
     SlotState,
 )
+from .rooms import HUGE_BYTES, PAGE_BYTES, Rooms
 from .view import ArenaView
 
 __all__ = [
@@ -31,6 +30,7 @@ __all__ = [
     "ArenaLayout",
     "ArenaView",
     "Identity",
+    "Rooms",
     "SlotState",
     "read_identity",
     "update_identity",

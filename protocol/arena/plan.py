@@ -10,7 +10,6 @@ buffer will do.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -18,8 +17,8 @@ import numpy as np
 
 from protocol.errors import ConfigError
 
-PAGE_BYTES = 4096
-HUGE_BYTES = 2 << 20
+from .rooms import HUGE_BYTES, MOST_ROOMS, PAGE_BYTES, Rooms
+
 HUGE_FROM_BYTES = 64 << 20  # slots of at least this size start at a multiple of HUGE_BYTES
 
 PIECES = ("gate", "gate_scale", "up", "up_scale", "down", "down_scale")
@@ -35,6 +34,7 @@ SECTIONS = (
     "policy",
     "verified",
     "counters",
+    "pieces",
     "ring",
     "slots",
 )
@@ -43,6 +43,7 @@ APPLIED, EPOCH_DONE, EPOCH_LAUNCHED = range(3)  # words of the epochs section
 N_COUNTERS = 512
 POLICY_GLOBAL_BYTES = 4096
 POLICY_KEY_BYTES = 16
+PIECES_LAYER_BYTES = 2 * len(PIECES) * 8
 
 LIMITS = {
     "n_layers": (1, 1 << 12),
@@ -93,10 +94,11 @@ class ArenaLayout:
     n_layers: int
     n_experts: int
     n_slots_max: int  # slots that the file has room for
-    slot_bytes: int  # a multiple of 4096
+    slot_bytes: int  # of the largest slot, a multiple of 4096
     row_bytes: int  # one Engram row: values, then scales
     ring_rows: int
-    piece_offsets: tuple[int, ...]  # inside a slot, in the order of PIECES
+    rooms: Rooms
+    piece_offsets: tuple[int, ...]  # inside a largest slot, in the order of PIECES
     piece_bytes: tuple[int, ...]
     offsets: tuple[int, ...]  # of each section, in the order of SECTIONS
     sizes: tuple[int, ...]  # bytes of each section, without padding
@@ -114,8 +116,13 @@ class ArenaLayout:
         ring_rows: int,
         piece_offsets: tuple[int, ...],
         piece_bytes: tuple[int, ...],
+        rooms: Rooms | None = None,
     ) -> ArenaLayout:
-        """The layout for these counts; raises ConfigError on one out of range."""
+        """The layout for these counts; raises ConfigError on one out of range.
+
+        rooms  None: all slots are of `slot_bytes`
+        """
+        rooms = rooms or Rooms.of([slot_bytes], 0)
         counts = {
             "n_layers": n_layers,
             "n_experts": n_experts,
@@ -125,11 +132,13 @@ class ArenaLayout:
             "ring_rows": ring_rows,
         }
         _check_counts(counts)
+        _check_rooms(rooms, slot_bytes)
         _check_pieces(piece_offsets, piece_bytes, slot_bytes)
-        sizes = _sizes(counts)
+        sizes = _sizes(counts, rooms)
         offsets, n_bytes = _places(sizes)
         return cls(
             **counts,
+            rooms=rooms,
             piece_offsets=piece_offsets,
             piece_bytes=piece_bytes,
             offsets=offsets,
@@ -170,12 +179,21 @@ class ArenaLayout:
         """Where a slot begins in the file."""
         if not 0 <= slot < self.n_slots_max:
             raise IndexError(f"slot {slot}: the arena has {self.n_slots_max}")
-        return self.slots_offset + slot * self.slot_bytes
+        return self.slots_offset + self.rooms.end(slot)
+
+    def slots_range(self, first: int, end: int) -> tuple[int, int]:
+        """(offset, bytes) in the file of the slots from `first` on, before `end`."""
+        start = self.rooms.end(first)
+        return self.slots_offset + start, self.rooms.end(end) - start
+
+    def populated_bytes(self, n_slots: int) -> int:
+        """Bytes of an arena that uses the first `n_slots`: bookkeeping and slots."""
+        return self.bookkeeping_bytes + self.rooms.end(n_slots)
 
     @property
     def chunk_slots(self) -> int:
-        """Slots of one chunk: the fewest whose bytes are a multiple of 2 MiB."""
-        return HUGE_BYTES // math.gcd(HUGE_BYTES, self.slot_bytes)
+        """Slots of one chunk: the fewest, in whole blocks, whose bytes are a multiple of 2 MiB."""
+        return self.rooms.chunk_slots
 
     @property
     def n_chunks(self) -> int:
@@ -187,11 +205,10 @@ class ArenaLayout:
         if not 0 <= chunk < self.n_chunks:
             raise IndexError(f"chunk {chunk}: the arena has {self.n_chunks}")
         first = chunk * self.chunk_slots
-        n_slots = min(self.chunk_slots, self.n_slots_max - first)
-        return self.slot_offset(first), n_slots * self.slot_bytes
+        return self.slots_range(first, min(first + self.chunk_slots, self.n_slots_max))
 
 
-def _sizes(counts: dict[str, int]) -> dict[str, int]:
+def _sizes(counts: dict[str, int], rooms: Rooms) -> dict[str, int]:
     """Bytes of each section, without padding."""
     n_keys = counts["n_layers"] * counts["n_experts"]
     return {
@@ -204,8 +221,9 @@ def _sizes(counts: dict[str, int]) -> dict[str, int]:
         "policy": POLICY_GLOBAL_BYTES + n_keys * POLICY_KEY_BYTES,
         "verified": _up(n_keys, 64) // 8,
         "counters": N_COUNTERS * 8,
+        "pieces": counts["n_layers"] * PIECES_LAYER_BYTES,
         "ring": counts["ring_rows"] * counts["row_bytes"],
-        "slots": counts["n_slots_max"] * counts["slot_bytes"],
+        "slots": rooms.end(counts["n_slots_max"]),
     }
 
 
@@ -231,6 +249,26 @@ def _check_counts(counts: dict[str, int]) -> None:
     if counts["slot_bytes"] % PAGE_BYTES:
         raise ConfigError(
             f"arena layout: slot_bytes {counts['slot_bytes']} is no multiple of {PAGE_BYTES}"
+        )
+
+
+def _check_rooms(rooms: Rooms, slot_bytes: int) -> None:
+    sizes = rooms.sizes
+    is_ordered = list(sizes) == sorted(set(sizes), reverse=True)
+    if (
+        not 1 <= len(sizes) <= MOST_ROOMS
+        or len(sizes) != len(rooms.n_layers)
+        or not is_ordered
+        or sizes[0] != slot_bytes
+        or sizes[-1] < PAGE_BYTES
+        or any(size % PAGE_BYTES for size in sizes)
+        or not all(1 <= count <= LIMITS["n_layers"][1] for count in rooms.n_layers)
+        or not 0 <= rooms.n_common <= LIMITS["n_slots_max"][1]
+        or rooms.n_common % len(rooms.block)
+    ):
+        raise ConfigError(
+            f"arena layout: slots of {list(sizes)} bytes for {list(rooms.n_layers)} layers behind "
+            f"{rooms.n_common} common ones, wanted sizes that descend from {slot_bytes}"
         )
 
 

@@ -30,6 +30,8 @@ class ArenaView:
     policy          u8, the daemon's own
     verified        u8, one bit a key
     counters        u64 [512]
+    pieces          u64 [n_layers, 2, 6], offsets and bytes of a layer's pieces where they differ
+                    from the layout's, else zeros
     ring            u8 [ring_rows, row_bytes]
     """
 
@@ -51,6 +53,8 @@ class ArenaView:
         self.policy = self._array("policy", np.uint8)
         self.verified = self._array("verified", np.uint8)
         self.counters = self._array("counters", np.dtype("<u8"))
+        pieces = self._array("pieces", np.dtype("<u8"))
+        self.pieces: NDArray[np.uint64] = pieces.reshape(layout.n_layers, 2, len(PIECES))
         ring = self._array("ring", np.uint8)
         self.ring: NDArray[np.uint8] = ring.reshape(layout.ring_rows, layout.row_bytes)
 
@@ -76,13 +80,19 @@ class ArenaView:
     def slot(self, slot: int) -> memoryview:
         """The slot's bytes, writable where the mapping is."""
         offset = self.layout.slot_offset(slot)
-        return self.memory[offset : offset + self.layout.slot_bytes]
+        return self.memory[offset : offset + self.layout.rooms.size(slot)]
 
     def piece(self, slot: int, name: str) -> memoryview:
-        """One piece of PIECES of a slot."""
-        piece = PIECES.index(name)
-        offset = self.layout.slot_offset(slot) + self.layout.piece_offsets[piece]
-        return self.memory[offset : offset + self.layout.piece_bytes[piece]]
+        """One piece of PIECES of a slot, where the layer in its header has it."""
+        offset, n_bytes = self._place(int(self.headers[slot]["layer"]), PIECES.index(name))
+        return self.slot(slot)[offset : offset + n_bytes]
+
+    def _place(self, layer: int, piece: int) -> tuple[int, int]:
+        """(offset in a slot, bytes) of a piece: the layer's own, else the layout's."""
+        if layer < self.layout.n_layers and self.pieces[layer].any():
+            offset, n_bytes = self.pieces[layer, :, piece].tolist()
+            return offset, n_bytes
+        return self.layout.piece_offsets[piece], self.layout.piece_bytes[piece]
 
     @contextmanager
     def table_write(self) -> Iterator[NDArray[np.int32]]:

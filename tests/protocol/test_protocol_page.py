@@ -94,11 +94,32 @@ def test_identity_page_stands_byte_by_byte_as_the_page_says() -> None:
     assert struct.unpack_from("<6Q", page, 64) == (3, 8, 10, 4096, 36, 32)
     assert struct.unpack_from("<6Q", page, 112) == LAYOUT.piece_offsets
     assert struct.unpack_from("<6Q", page, 160) == LAYOUT.piece_bytes
-    assert struct.unpack_from("<11Q", page, 208) == LAYOUT.offsets
-    assert struct.unpack_from("<11Q", page, 296) == LAYOUT.sizes
-    assert not any(page[384:1024])
+    assert struct.unpack_from("<12Q", page, 208) == LAYOUT.offsets
+    assert struct.unpack_from("<12Q", page, 304) == LAYOUT.sizes
+    assert struct.unpack_from("<Q8Q8Q", page, 400) == (0, 4096, *[0] * 7, 1, *[0] * 7)
+    assert not any(page[536:1024])
     assert struct.unpack_from("<QQIIQ", page, 1024) == (7, 5, 77, 1, 99)
-    for byte in (0, 8, 16, 24, 32, 48, 64, 112, 160, 208, 296, 1024, 1032, 1040, 1044, 1048):
+    for byte in (
+        0,
+        8,
+        16,
+        24,
+        32,
+        48,
+        64,
+        112,
+        160,
+        208,
+        304,
+        400,
+        408,
+        472,
+        1024,
+        1032,
+        1040,
+        1044,
+        1048,
+    ):
         assert f"\n| {byte} | " in PAGE
 
 

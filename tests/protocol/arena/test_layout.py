@@ -140,16 +140,16 @@ def test_identity_page_says_what_was_written() -> None:
 def test_identity_page_of_another_layout_names_both_sides() -> None:
     layout = plan()
     memory = bytearray(layout.n_bytes)
-    write_identity(memory, replace(identity_of(layout), layout_version=(2, 5)))
-    with pytest.raises(ProtocolError, match=r"layout 2\.5, this program has 1\.1"):
+    write_identity(memory, replace(identity_of(layout), layout_version=(1, 5)))
+    with pytest.raises(ProtocolError, match=r"layout 1\.5, this program has 2\.0"):
         read_identity(memory)
 
 
 def test_identity_page_with_a_newer_minor_is_read() -> None:
     layout = plan()
     memory = bytearray(layout.n_bytes)
-    write_identity(memory, replace(identity_of(layout), layout_version=(1, 7)))
-    assert read_identity(memory).layout_version == (1, 7)
+    write_identity(memory, replace(identity_of(layout), layout_version=(2, 7)))
+    assert read_identity(memory).layout_version == (2, 7)
 
 
 def test_page_that_is_no_arena_is_refused() -> None:
@@ -159,7 +159,7 @@ def test_page_that_is_no_arena_is_refused() -> None:
         read_identity(b"HRARENA\n")
 
 
-@given(place=st.integers(8, 383), bit=st.integers(0, 7))
+@given(place=st.integers(8, 535), bit=st.integers(0, 7))
 def test_one_wrong_bit_in_the_fixed_part_is_found(place: int, bit: int) -> None:
     layout = plan()
     memory = bytearray(layout.n_bytes)

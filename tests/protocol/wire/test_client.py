@@ -268,7 +268,7 @@ def test_arena_that_is_not_as_announced_is_refused(daemon: FakeDaemon, runtime_d
     before = _descriptors()
     identity = read_identity(daemon.memory)
     write_identity(daemon.memory, replace(identity, layout_version=(9, 1)))
-    with pytest.raises(ProtocolError, match=r"layout 9\.1, this program has 1\.1"):
+    with pytest.raises(ProtocolError, match=r"layout 9\.1, this program has 2\.0"):
         ExpertClient(runtime_dir)
     write_identity(daemon.memory, replace(identity, arena_id=b"z" * 16))
     with pytest.raises(ProtocolError, match=r"arena 7a7a.*announced"):

@@ -7,37 +7,62 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import dataclass
 from typing import Any
 
-from .encoding import Constraint, RequestError
+from .call_grammar import BLANKS, CallGrammar
+from .encoding import Prompt, RequestError, Start
+from .tokenizer import Tokenizer
 
-# Unbounded blanks between JSON's tokens would let a weak model write nothing else.
-_BLANKS = r"[\x20\x0A\x0D\x09]{1,40}"
 _ANY_OBJECT = '{"type": "object"}'
-_PARAM = "response_format"
+_FORMAT = "response_format"
 
 
-def grammar_of(constraint: Constraint | None) -> bytes:
-    """Return the grammar of a constraint in the library's text form, empty where there is none.
+@dataclass(frozen=True, slots=True)
+class BoundGrammar:
+    """A grammar and where it begins to bind."""
 
-    Raises RequestError where the library cannot follow it, or is not there.
+    text: bytes = b""  # empty: there is none
+    after: int | None = None  # the id behind which it binds; None: at once
+
+
+def grammar_of(prompt: Prompt, tokenizer: Tokenizer) -> BoundGrammar:
+    """Return the grammar of the answer to a prompt, in the library's text form.
+
+    Raises RequestError where the library cannot follow the constraint, or is not there.
     """
-    if constraint is None or constraint.kind not in ("json", "regex"):
-        return b""
+    constraint, special = prompt.constraint, tokenizer.special
+    if constraint is None:
+        return BoundGrammar()
     matcher = _library().LLMatcher
+    after: int | None = None
+    param = _FORMAT
     try:
-        if constraint.kind == "regex":
-            grammar = matcher.grammar_from_regex(constraint.schema)
+        if constraint.kind in ("tool_call", "tool_call_required"):
+            param = "tools"
+            opened = prompt.start is Start.CALLS
+            after = None if opened else special.dsml
+            grammar = matcher.grammar_from_lark(_calls(constraint.schema, special.dsml, opened))
         else:
-            grammar = matcher.grammar_from_json_schema(
-                _schema(constraint.schema), overrides={"whitespace_pattern": _BLANKS}
-            )
+            thinks = prompt.start in (Start.REASONING, Start.REASONING_CONTINUED)
+            after = special.think_end if thinks else None
+            if constraint.kind == "regex":
+                grammar = matcher.grammar_from_regex(constraint.schema)
+            else:
+                grammar = matcher.grammar_from_json_schema(
+                    _schema(constraint.schema), overrides={"whitespace_pattern": BLANKS}
+                )
     except ValueError as error:
-        raise RequestError(f"{_PARAM}: {error}", param=_PARAM) from None
+        raise RequestError(f"{param}: {error}", param=param) from None
     failed, words = matcher.validate_grammar_with_warnings(grammar)
     if failed:
-        raise RequestError(f"{_PARAM}: {words[0] if words else 'no grammar'}", param=_PARAM)
-    return str(grammar).encode()
+        raise RequestError(f"{param}: {words[0] if words else 'no grammar'}", param=param)
+    return BoundGrammar(str(grammar).encode(), after)
+
+
+def _calls(tools: str, dsml: int | None, opened: bool) -> str:
+    assert dsml is not None  # a model without the marker is told of no tools
+    return CallGrammar(json.loads(tools), dsml, opened=opened).text
 
 
 def _schema(text: str) -> str:
@@ -46,9 +71,9 @@ def _schema(text: str) -> str:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{_PARAM}: the schema is not JSON: {error}", param=_PARAM) from None
+        raise RequestError(f"{_FORMAT}: the schema is not JSON: {error}", param=_FORMAT) from None
     if not isinstance(found, dict | bool):
-        raise RequestError(f"{_PARAM}: the schema is no JSON schema", param=_PARAM)
+        raise RequestError(f"{_FORMAT}: the schema is no JSON schema", param=_FORMAT)
     return text
 
 
@@ -57,8 +82,8 @@ def _library() -> Any:
         return importlib.import_module("llguidance")
     except ImportError:
         raise RequestError(
-            f"{_PARAM}: this server cannot hold answers to a grammar: the package llguidance is "
+            f"{_FORMAT}: this server cannot hold answers to a grammar: the package llguidance is "
             "missing (install headrace[serve])",
-            param=_PARAM,
+            param=_FORMAT,
             status=501,
         ) from None

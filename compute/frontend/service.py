@@ -25,8 +25,8 @@ from .answer import Answer, Moved, Parser, Piece, PlainParser, Usage
 from .apis.sampling import Draw
 from .compute_link import ComputeLink, ComputeLost, Order
 from .config import FrontendConfig
-from .constraints import grammar_of
-from .encoding import Encoding, Prompt, Start
+from .constraints import BoundGrammar, grammar_of
+from .encoding import Encoding, Prompt
 from .http.errors import ApiError
 from .metrics import Metrics
 from .tokenizer import Tokenizer
@@ -41,7 +41,7 @@ class Asked:
     """A request that has been read: the prompt, and how to go on from it."""
 
     prompt: Prompt
-    grammar: bytes
+    grammar: BoundGrammar
     draw: Draw
     stops: tuple[str, ...]
     plain: bool = False  # a completion: the output is one text
@@ -99,9 +99,9 @@ class Frontend:
             raise ApiError(429, "too many prompts at once", code="queue_full", retry_s=1)
         self._check_bias(draw)
 
-        def make() -> tuple[Prompt, bytes]:
+        def make() -> tuple[Prompt, BoundGrammar]:
             prompt = make_prompt()
-            return prompt, grammar_of(prompt.constraint)
+            return prompt, grammar_of(prompt, self.tokenizer)
 
         self._n_preparing += 1
         try:
@@ -128,14 +128,12 @@ class Frontend:
             )
         max_tokens = room if draw.max_tokens is None else min(draw.max_tokens, room)
         settings = draw.settings(max_tokens, self.stop_ids)
-        special = self.tokenizer.special
-        if asked.grammar and prompt.start in (Start.REASONING, Start.REASONING_CONTINUED):
-            assert special.think_end is not None
-            settings["grammar_after"] = special.think_end
+        if asked.grammar.after is not None:
+            settings["grammar_after"] = asked.grammar.after
         order = Order(
             tuple(prompt.ids),
             settings,
-            asked.grammar,
+            asked.grammar.text,
             deadline_ms=int(1000 * self.config.request_timeout_s),
         )
         generation = self.link.generate(order)
@@ -144,6 +142,7 @@ class Frontend:
         except BaseException:
             generation.cancel()
             raise
+        special = self.tokenizer.special
         return Answer(
             generation,
             queued,

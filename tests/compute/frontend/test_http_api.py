@@ -22,7 +22,7 @@ USER = [{"role": "user", "content": "Say it in json."}]
 CHAT = {"messages": USER, "reasoning_effort": "none"}
 MESSAGES = {"messages": USER, "max_tokens": 200, "thinking": {"type": "disabled"}}
 RESPONSE = {"input": "Say it.", "reasoning": {"effort": "none"}}
-TOOL = {
+TOOL: dict[str, Any] = {
     "name": "get_weather",
     "description": "tells the weather",
     "parameters": {
@@ -246,6 +246,19 @@ def test_a_json_schema_becomes_a_grammar_behind_the_reasoning(world: World, thin
     wishes = world.compute.jobs[0].wishes
     assert json.loads(wishes.grammar)["grammars"][0]["json_schema"]["required"] == ["n"]
     assert wishes.grammar_after == (world.tokenizer.special.think_end if thinks else None)
+
+
+def test_strict_tools_become_a_grammar_behind_the_marker(world: World) -> None:
+    world.says("None." + END)
+    strict = TOOL | {"strict": True}
+    strict["parameters"] = TOOL["parameters"] | {
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    world.ask("/v1/chat/completions", CHAT | {"tools": [{"type": "function", "function": strict}]})
+    wishes = world.compute.jobs[0].wishes
+    assert 'name=\\"city\\"' in wishes.grammar
+    assert wishes.grammar_after == world.tokenizer.special.dsml
 
 
 # Completions

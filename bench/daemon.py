@@ -1,0 +1,390 @@
+"""Speed of the expert daemon against what the machine gives: each figure a ratio within one run.
+
+    python bench/daemon.py [--quick] [--dir DIR] [--no-ram] [--requests N]
+
+Writes a checkpoint with experts and Engram rows of the released sizes (3.5 GB, deleted at the end)
+under DIR, starts a daemon over it, and compares in alternating pairs:
+
+demand_read_vs_fio   bytes per second of missing experts against fio's best way of large reads
+roundtrip_vs_echo    p50 of a MissRequest that hits against a plain DEALER and ROUTER
+one_miss_vs_preadv   milliseconds of one missing expert against one thread's single preadv
+rows_vs_fio          48,000 cold Engram rows, in 4 KiB pages a second, against fio at depth 32
+prefetch_demand_*    demand beside prefetch against demand alone: see bench/prefetch.py
+
+The drive under DIR gives the figures of the last line's JSON object; the same on a loop device over
+RAM stand under "ram", where root allows one. --requests sends so many more and says by how much
+the daemon's memory grew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.baselines import Drive, Echo, OnePreadv, reference  # noqa: E402
+from bench.big_shards import write_big_checkpoint  # noqa: E402
+from protocol.files.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from protocol.wire.client import ExpertClient  # noqa: E402
+from protocol.wire.codec import encode  # noqa: E402
+from protocol.wire.messages import MissRequest, SlotChanges  # noqa: E402
+from tests.support.running_daemon import (  # noqa: E402
+    DaemonProcess,
+    daemon_process,
+    smallest_arena,
+)
+
+N_LAYERS, N_EXPERTS, TOP_K = 4, 28, 6
+ROWS_PER_COLUMN = 400_000
+N_ROWS = 24_000  # of each table
+TOKEN_ROWS = 24
+PAIRS = 7
+RAM_IMAGE_BYTES = 4 << 30
+RING_BYTES = 80 << 20  # beyond the smallest arena, for ring and row cache
+ARENA_MAX = "64GiB"
+
+
+def main() -> int:
+    """Measure, print a line for each figure and the object last."""
+    args = parse_arguments()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=args.dir) as home:
+        found = measure_drive(Path(home), args)
+    found["reference"] = reference().strip()
+    if args.no_ram:
+        found["ram"], found["ram_skipped"] = None, "--no-ram"
+    else:
+        found["ram"], found["ram_skipped"] = measure_ram(args)
+    found["seconds"] = round(time.monotonic() - began)
+    show(found)
+    print(json.dumps(found))
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the flags."""
+    parser = argparse.ArgumentParser(description="Measure the expert daemon.")
+    parser.add_argument("--dir", default="/var/tmp", help="a directory on the drive to measure")
+    parser.add_argument("--quick", action="store_true", help="shorter runs, as many pairs")
+    parser.add_argument("--no-ram", action="store_true", help="leave the loop device out")
+    parser.add_argument("--requests", type=int, default=0, help="for growth of memory: 1000000")
+    args = parser.parse_args()
+    args.seconds = 0.6 if args.quick else 2.0
+    args.trips = 600 if args.quick else 3000
+    args.misses = 8 if args.quick else 24
+    args.idle_s = 4.0 if args.quick else 20.0
+    return args
+
+
+def show(found: dict[str, Any], before: str = "") -> None:
+    """Print one figure a line."""
+    for name, value in found.items():
+        if isinstance(value, dict):
+            show(value, f"{before}{name}.")
+        else:
+            print(f"{before + name:36} {value}", flush=True)
+
+
+def measure_ram(args: argparse.Namespace) -> tuple[dict[str, Any] | None, str]:
+    """Return the figures of a loop device over RAM, or why there are none."""
+    with contextlib.ExitStack() as stack:
+        try:
+            directory = stack.enter_context(ram_drive())
+        except (OSError, subprocess.CalledProcessError) as error:
+            return None, f"no loop device: {error}"
+        return measure_drive(directory, args), ""
+
+
+@contextlib.contextmanager
+def ram_drive() -> Iterator[Path]:
+    """An ext4 file system on a loop device over a file in RAM, mounted."""
+    if os.geteuid():
+        raise PermissionError("it takes root")
+    with tempfile.TemporaryDirectory(prefix="headrace-ram-", dir="/dev/shm") as home:
+        image, mount = Path(home, "image"), Path(home, "mnt")
+        mount.mkdir()
+        with image.open("wb") as file:
+            file.truncate(RAM_IMAGE_BYTES)
+        _run("mkfs.ext4", "-q", "-E", "lazy_itable_init=0", "-O", "^has_journal", str(image))
+        loop = _run("losetup", "-f", "--show", str(image)).strip()
+        try:
+            _run("mount", loop, str(mount))
+            yield mount
+        finally:
+            subprocess.run(["umount", "-l", str(mount)], check=False, capture_output=True)
+            subprocess.run(["losetup", "-d", loop], check=False, capture_output=True)
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def measure_drive(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Return every figure of the drive under a directory."""
+    model = write_big_checkpoint(
+        directory / "model",
+        n_layers=N_LAYERS,
+        n_experts=N_EXPERTS,
+        top_k=TOP_K,
+        rows_per_column=ROWS_PER_COLUMN,
+    )
+    checkpoint = open_checkpoint(model)
+    arena = smallest_arena(checkpoint, TOP_K) + RING_BYTES
+    flags = ("--arena", str(arena), "--arena-max", ARENA_MAX, "--policy", "lru")
+    with tempfile.TemporaryDirectory(prefix="hr-", dir="/tmp") as runtime:
+        with (
+            daemon_process(model, Path(runtime), *flags, "--read-mode", "direct") as daemon,
+            ExpertClient(runtime, "engine", checkpoint.fingerprint, TOP_K) as engine,
+        ):
+            found = DaemonBench(checkpoint, daemon, engine, args).figures()
+        found |= measure_prefetch(model, args)
+    shutil.rmtree(model)
+    return found
+
+
+def measure_prefetch(_model: Path, _args: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of demand beside prefetch."""
+    return {"prefetch_demand_p50_ratio": None, "prefetch_demand_p99_ratio": None}
+
+
+class DaemonBench:
+    """One daemon, and an engine that only asks."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        daemon: DaemonProcess,
+        engine: ExpertClient,
+        args: argparse.Namespace,
+    ) -> None:
+        self._daemon = daemon
+        self._engine = engine
+        self._args = args
+        self._step = 0
+        self._expert_bytes = checkpoint.slice_map.image.expert_bytes
+        self._next_key = 0
+        self._random = np.random.default_rng(0)
+        shards = [checkpoint.slice_map.slices(layer, 0)[0].shard for layer in range(N_LAYERS)]
+        self._n_rows = [table.n_rows for table in checkpoint.engram_tables]
+        self._shard = shards[0].path
+        self._drive = Drive(
+            [shard.path for shard in shards], checkpoint.engram_tables[0].values.shard.path
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Return them all by name."""
+        found: dict[str, Any] = {}
+        for measure in (self.demand, self.one_miss, self.round_trip, self.rows, self.idle):
+            found |= measure()
+        if self._args.requests:
+            found |= self.growth(self._args.requests)
+        return found
+
+    def demand(self) -> dict[str, Any]:
+        """Missing experts, a whole layer's at a time."""
+        seconds = self._args.seconds
+        self._drive.find_best(seconds / 2)
+        self._demand_rate(seconds)
+        ours, theirs = pairs(
+            lambda: self._demand_rate(seconds), lambda: self._drive.large_rate(seconds)
+        )
+        return {
+            "demand_read_vs_fio": ratio(ours, theirs),
+            "demand_gb_per_s": rounded([rate / 1e9 for rate in ours]),
+            "fio_gb_per_s": rounded([rate / 1e9 for rate in theirs]),
+            "fio_best": " ".join(map(str, self._drive.best or ())),
+        }
+
+    def _demand_rate(self, seconds: float) -> float:
+        """Bytes per second of misses."""
+        n_bytes = 0
+        began = time.perf_counter()
+        while time.perf_counter() < began + seconds:
+            for first in range(0, N_EXPERTS, self._engine.welcome.max_experts):
+                experts = range(first, min(N_EXPERTS, first + self._engine.welcome.max_experts))
+                n_bytes += self._miss(self._next_key % N_LAYERS, experts).n_bytes
+            self._next_key += 1
+        return n_bytes / (time.perf_counter() - began)
+
+    def _miss(self, layer: int, experts: Any) -> SlotChanges:
+        self._step += 1
+        answer = self._engine.miss(layer, experts, step=self._step)
+        assert not answer.errors, answer.errors
+        self._engine.ack(answer.to_version)
+        return answer
+
+    def one_miss(self) -> dict[str, Any]:
+        """One missing expert, wall time and all."""
+        preadv = OnePreadv(self._shard, self._expert_bytes)
+        key = 0
+
+        def ours() -> float:
+            nonlocal key
+            times: list[float] = []
+            while len(times) < self._args.misses:
+                key += 1
+                layer, expert = key % N_LAYERS, key // N_LAYERS % N_EXPERTS
+                began = time.perf_counter()
+                answer = self._miss(layer, [expert])
+                if answer.n_bytes:  # else it was there already
+                    times.append((time.perf_counter() - began) * 1e3)
+            return statistics.median(times)
+
+        def theirs() -> float:
+            return statistics.median(preadv.read_ms() for _ in range(self._args.misses))
+
+        miss_ms, preadv_ms = pairs(ours, theirs)
+        preadv.close()
+        return {
+            "one_miss_vs_preadv": ratio(miss_ms, preadv_ms),
+            "one_miss_ms": rounded(miss_ms),
+            "preadv_ms": rounded(preadv_ms),
+        }
+
+    def round_trip(self) -> dict[str, Any]:
+        """A request whose experts are all there."""
+        experts = tuple(range(TOP_K))
+        slots = self._miss(0, experts).slots
+        request = encode(MissRequest(1 << 20, 1 << 14, 0, experts, (), 500, 0), 1, 1)
+        answer = encode(
+            SlotChanges(1 << 20, 500, 500, slots, (), (), n_bytes=0, read_ms=0.0, final=True),
+            1,
+            1,
+        )
+
+        def hit() -> None:
+            self._step += 1
+            self._engine.miss(0, experts, step=self._step)
+
+        with Echo(request, len(answer)) as echo:
+            p50_us(echo.ask, 200)
+            p50_us(hit, 200)
+            ours, theirs = pairs(
+                lambda: p50_us(hit, self._args.trips), lambda: p50_us(echo.ask, self._args.trips)
+            )
+        return {
+            "roundtrip_vs_echo": ratio(ours, theirs),
+            "roundtrip_us": rounded(ours),
+            "echo_us": rounded(theirs),
+        }
+
+    def rows(self) -> dict[str, Any]:
+        """Rows that nobody asked for before, and a token's rows again and again."""
+        ours, theirs = pairs(self._page_rate, lambda: self._drive.page_rate(self._args.seconds))
+        numbers = [self._random.integers(0, n_rows, TOKEN_ROWS) for n_rows in self._n_rows]
+
+        def token() -> None:
+            engine = self._engine
+            engine.take_rows(engine.request_rows(0, numbers[0], [(1, numbers[1])]))
+
+        p50_us(token, 50)
+        return {
+            "rows_vs_fio": ratio(ours, theirs),
+            "row_pages_per_s": [round(rate) for rate in ours],
+            "fio_pages_per_s": [round(rate) for rate in theirs],
+            "cached_token_rows_ms": round(p50_us(token, self._args.trips) / 1e3, 3),
+        }
+
+    def _page_rate(self) -> float:
+        """Pages of 4 KiB per second, read for cold rows of both tables."""
+        engine = self._engine
+        numbers = [self._random.integers(0, n_rows, N_ROWS) for n_rows in self._n_rows]
+        pages = engine.stats()["row_pages"]
+        began = time.perf_counter()
+        handles = [engine.request_rows(table, rows) for table, rows in enumerate(numbers)]
+        for handle in handles:
+            engine.take_rows(handle)
+        seconds = time.perf_counter() - began
+        return float(engine.stats()["row_pages"] - pages) / seconds
+
+    def idle(self) -> dict[str, Any]:
+        """The share of one core that the daemon takes while nobody asks."""
+        time.sleep(1.0)
+        before = cpu_seconds(self._daemon.pid)
+        time.sleep(self._args.idle_s)
+        used = cpu_seconds(self._daemon.pid) - before
+        self._engine.poll()
+        return {"idle_cpu_percent": round(100 * used / self._args.idle_s, 3)}
+
+    def growth(self, n_requests: int) -> dict[str, Any]:
+        """How much the daemon's own memory grows with many requests, some of which miss."""
+        self._many(n_requests // 20)
+        before = own_memory(self._daemon.pid)
+        self._many(n_requests)
+        grown = own_memory(self._daemon.pid) - before
+        return {"requests": n_requests, "grown_kib": grown // 1024, "memory_kib": before // 1024}
+
+    def _many(self, n_requests: int) -> None:
+        numbers = self._random.integers(0, min(self._n_rows), 4000).reshape(-1, TOKEN_ROWS - 4)
+        for number in range(n_requests):
+            if number % 1000 == 0:
+                self._miss(1 + number // 1000 % (N_LAYERS - 1), [number // 3000 % N_EXPERTS])
+            if number % 10 == 0:
+                self._engine.rows(0, numbers[number % len(numbers)])
+            else:
+                self._miss(0, range(TOP_K))
+
+
+def pairs(
+    ours: Callable[[], float], theirs: Callable[[], float]
+) -> tuple[list[float], list[float]]:
+    """Return both sides' figures of PAIRS runs, who goes first alternating."""
+    mine: list[float] = []
+    others: list[float] = []
+    for number in range(PAIRS):
+        order = ((ours, mine), (theirs, others))
+        for measure, into in order if number % 2 else order[::-1]:
+            into.append(measure())
+    return mine, others
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """Return the median of the pairs' ratios."""
+    return round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 3)
+
+
+def rounded(figures: list[float]) -> list[float]:
+    """Return figures fit to be read."""
+    return [round(figure, 3 if figure < 10 else 1) for figure in figures]
+
+
+def p50_us(call: Callable[[], None], n_calls: int) -> float:
+    """Return the median time of a call in microseconds."""
+    times = []
+    for _ in range(n_calls):
+        began = time.perf_counter_ns()
+        call()
+        times.append(time.perf_counter_ns() - began)
+    return statistics.median(times) / 1e3
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def own_memory(pid: int) -> int:
+    """Return the bytes of a process that are its own: neither files nor the arena."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -158,10 +158,11 @@ class SlotCache(EngineEvents):
         if not self._flights.may_hedge(load):
             return None
         window = self._windows.open
-        slots = self._parts.placement.take_free(1, window.busy if window else frozenset())
-        if not slots:
+        key = load.layer * self._book.n_experts + load.expert
+        slot = self._parts.placement.take_free(key, window.busy if window else frozenset())
+        if slot is None:
             return None
-        twin = self._flights.hedge(load, slots[0])
+        twin = self._flights.hedge(load, slot)
         self._serving.settle()
         return twin
 

@@ -27,6 +27,8 @@ def _check_states(parts: CacheParts) -> None:
     assert book.headers["generation"].tolist() == book.generation, "generation mirror"
     usable = {slot for slot in _slots_in(parts, FREE) if slot < book.n_usable}
     assert sorted(book.free) == sorted(usable), "free list"
+    for slot, key in enumerate(book.key):
+        assert key < 0 or book.fits(slot, book.room_of(key)), "an expert in too small a slot"
     assert parts.flights.slots == _slots_in(parts, LOADING), "reads under way"
     retiring = parts.retired.slots()
     assert sorted(retiring) == sorted(_slots_in(parts, RETIRING)), "retire queue"

@@ -17,7 +17,7 @@ from .placement import Placement
 from .policy import Policy
 from .residents import Residents
 from .retirement import RetireQueue
-from .slots import SlotBook
+from .slots import SlotBook, SlotRooms
 from .versions import VersionLog
 from .windows import WindowDesk
 
@@ -42,6 +42,7 @@ class CacheMemory:
     headers: NDArray[Any]  # [as many slots as there may ever be] of protocol.arena.layout.HEADER
     sequence: NDArray[np.uint64] = field(default_factory=_word)  # [1], odd while the table changes
     version: NDArray[np.uint64] = field(default_factory=_word)  # [1], shows the table's version
+    rooms: SlotRooms | None = None  # None: every slot takes any expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class CacheParts:
             sequence=memory.sequence,
             version_word=memory.version,
             n_usable=limits.n_slots or None,
+            rooms=memory.rooms,
         )
         self.retired = RetireQueue()
         self.flights = Flights(self.book, self.residents, self.retired, self.counters)

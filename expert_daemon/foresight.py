@@ -14,6 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import takewhile
 
 from .cache_parts import CacheParts
 from .outcome import Load, Purpose
@@ -154,14 +155,14 @@ class Foresight:
 
     def _begin_free(self, key: int, purpose: Purpose, origin: Origin, moment: Moment) -> bool:
         """Begin a read into a FREE slot, unless only those kept for readers are left."""
-        placement = self._parts.placement
-        if len(self._parts.book.free) <= placement.free_pool // 2:
+        placement, book = self._parts.placement, self._parts.book
+        if book.n_free(book.room_of(key)) <= placement.free_pool // 2:
             return False
-        slots = placement.take_free(1, frozenset())
-        if not slots:
+        slot = placement.take_free(key)
+        if slot is None:
             return False
         self._parts.residents.expect(key, origin, foreseen=True)
-        self._under_way[key] = _UnderWay(self._begin(key, slots[0], purpose), moment)
+        self._under_way[key] = _UnderWay(self._begin(key, slot, purpose), moment)
         self._moments[key] = moment
         return True
 
@@ -169,32 +170,38 @@ class Foresight:
         placement, book = self._parts.placement, self._parts.book
         while self._warm and self._n_reads(Purpose.WARM) < MOST_WARM_READS:
             key = self._warm[0]
+            room = book.room_of(key)
             if not self._is_absent(key):
                 self._pass_over()
-            elif len(book.free) > placement.free_pool:
+            elif book.n_free(room) > placement.free_pool:
                 self._warm.popleft()
-                slots = placement.take_free(1, frozenset())
-                self._under_way[key] = _UnderWay(self._begin(key, slots[0], Purpose.WARM), (0, 0))
-            elif placement.n_beyond or not self._make_room():
+                slot = placement.take_free(key)
+                assert slot is not None
+                self._under_way[key] = _UnderWay(self._begin(key, slot, Purpose.WARM), (0, 0))
+            elif placement.n_beyond(room) or not self._make_room(room):
                 return
 
     def _pass_over(self) -> None:
         self._warm.popleft()
         self._parts.counters.n_warm_passed += 1
 
-    def _make_room(self) -> bool:
+    def _make_room(self, room: int) -> bool:
         """Retire residents worth less than the next keys; whether there is anything to go on with.
 
         Slots are awaited together: each acknowledgement may take a step of the engine.
+
+        room  of the next key; those that follow it count as far as they are of the same
         """
-        victims = self._parts.placement.lowest(MOST_WARM_READS)
-        less = [v for v, key in zip(victims, self._warm, strict=False) if self._is_less(v, key)]
+        book = self._parts.book
+        victims = self._parts.placement.lowest(MOST_WARM_READS, room)
+        wanted = takewhile(lambda key: book.room_of(key) == room, self._warm)
+        less = [v for v, key in zip(victims, wanted, strict=False) if self._is_less(v, key)]
         if not less:
             self._pass_over()
             return True
         self._parts.placement.retire(less)
         self._parts.free_retired()
-        return len(self._parts.book.free) > self._parts.placement.free_pool
+        return book.n_free(room) > self._parts.placement.free_pool
 
     def _is_less(self, other: int, key: int) -> bool:
         residents = self._parts.residents

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from collections.abc import Set as AbstractSet
 
 from .counters import CacheCounters
@@ -38,63 +38,74 @@ class Placement:
 
     def for_window(self, window: Window, n: int) -> list[int]:
         """Up to `n` slots: FREE ones beyond the pool, then victims, then the pool's."""
-        slots = self.take_free(min(n, self.n_beyond), window.busy)
+        room = self._book.room_of(window.keys[0])
+        slots = self._book.take_free(min(n, self.n_beyond(room)), room, window.busy)
         if len(slots) < n:
-            kept = _Kept(self, window.kept, window.busy)
+            kept = _Kept(self, window.kept, window.busy, room)
             slots += self._slots_of(self._residents.victims(n - len(slots), kept))
         if len(slots) < n:
-            slots += self.take_free(n - len(slots), window.busy)
+            slots += self._book.take_free(n - len(slots), room, window.busy)
         return slots
 
-    def for_stream(self, window: StreamWindow, n: int) -> list[int]:
+    def for_stream(self, window: StreamWindow, n: int, key: int) -> list[int]:
         """Up to `n` slots for guests: FREE ones beyond the pool, other guests', the lowest others'.
 
         Guests that came before this stream stay, so that the next chunk may meet them.
+
+        key  the first of them, of whose layer the others are
         """
-        slots = self.take_free(min(n, self.n_beyond), window.busy)
+        room = self._book.room_of(key)
+        slots = self._book.take_free(min(n, self.n_beyond(room)), room, window.busy)
         if len(slots) == n:
             return slots
-        kept = _Kept(self, window.kept, window.busy)
+        kept = _Kept(self, window.kept, window.busy, room)
         guests = self._residents.last_guests(n - len(slots), kept)
         share = self._book.n_usable // GUEST_SHARE - self._residents.n_guests - len(slots)
         n_more = min(n - len(slots) - len(guests), share)
         victims = self._residents.victims(n_more, _Either(kept, guests)) if n_more > 0 else []
         return slots + self._slots_of(guests + victims)
 
-    @property
-    def n_beyond(self) -> int:
-        """FREE slots beyond the pool, those that will be FREE soon included."""
-        return max(0, len(self._book.free) + len(self._retired) - self.free_pool)
+    def n_beyond(self, room: int) -> int:
+        """FREE slots of a room beyond the pool, those that will be FREE soon included."""
+        return max(0, self._n_free_soon(room) - self.free_pool)
+
+    def _n_free_soon(self, room: int) -> int:
+        book = self._book
+        if book.n_rooms == 1:
+            return book.n_free(0) + len(self._retired)
+        return book.n_free(room) + sum(book.fits(slot, room) for slot in self._retired.slots())
 
     def _slots_of(self, keys: list[int]) -> list[int]:
         return [self._book.slot_of[key] for key in keys]
 
-    def take_free(self, n: int, busy: frozenset[int]) -> list[int]:
-        """Up to `n` FREE slots, out of the list; the caller makes them LOADING."""
-        free = self._book.free
-        taken: list[int] = []
-        passed: list[int] = []
-        while free and len(taken) < n:
-            slot = free.pop()
-            (passed if slot in busy else taken).append(slot)
-        free.extend(reversed(passed))
-        return taken
+    def take_free(self, key: int, busy: frozenset[int] = frozenset()) -> int | None:
+        """A FREE slot for `key`, out of the list, or None; the caller makes it LOADING."""
+        slots = self._book.take_free(1, self._book.room_of(key), busy)
+        return slots[0] if slots else None
 
-    def refill(self, n_starved: int, spared: AbstractSet[int]) -> int:
+    def refill(self, starved: Collection[int], spared: AbstractSet[int]) -> int:
         """Retire the lowest READY slots until the pool, and what waits for it, will be covered.
 
-        spared  keys to keep: the engine was just told that they are there
-        """
-        n = self.free_pool + n_starved - len(self._book.free) - len(self._retired)
-        if n <= 0:
-            return 0
-        victims = self._residents.victims(n, _Kept(self, spared, frozenset()))
-        self.retire(victims)
-        return len(victims)
+        The pool is to be had by experts of every room. Returns how many were retired.
 
-    def lowest(self, n: int) -> list[int]:
-        """The keys that would be retired next."""
-        return self._residents.victims(n, _Kept(self, frozenset(), frozenset()))
+        starved  keys that wait for a FREE slot
+        spared   keys to keep: the engine was just told that they are there
+        """
+        book, n_retired = self._book, 0
+        for room in range(book.n_rooms):
+            n_starved = len(starved)
+            if book.n_rooms > 1:
+                n_starved = sum(book.room_of(key) == room for key in starved)
+            n = self.free_pool + n_starved - self._n_free_soon(room)
+            if n > 0:
+                victims = self._residents.victims(n, _Kept(self, spared, frozenset(), room))
+                self.retire(victims)
+                n_retired += len(victims)
+        return n_retired
+
+    def lowest(self, n: int, room: int) -> list[int]:
+        """The keys that would be retired next for experts of a room."""
+        return self._residents.victims(n, _Kept(self, frozenset(), frozenset(), room))
 
     def retire(self, keys: list[int]) -> None:
         """READY keys leave the table; their slots are FREE once no device can name them."""
@@ -126,25 +137,34 @@ class Placement:
         self._counters.n_retirements += len(keys)
         return keys
 
-    def keeps(self, key: int, keys: AbstractSet[int], busy: frozenset[int]) -> bool:
-        """Whether `key`'s slot may not be taken: one of `keys`, or busy, leased, about to go."""
+    def keeps(self, key: int, keys: AbstractSet[int], busy: frozenset[int], room: int) -> bool:
+        """Whether `key`'s slot may not be taken for experts of a room.
+
+        It is one of `keys`, or busy, leased, about to go, or too small.
+        """
         if key in keys:
             return True
-        slot = self._book.slot_of[key]
-        return slot in busy or slot in self._leases.pins or slot >= self._book.n_usable
+        book = self._book
+        slot = book.slot_of[key]
+        if slot in busy or slot in self._leases.pins or slot >= book.n_usable:
+            return True
+        return book.n_rooms > 1 and not book.fits(slot, room)
 
 
 class _Kept(Container[int]):
     """The keys that `Placement.keeps`, as a container."""
 
-    def __init__(self, placement: Placement, keys: AbstractSet[int], busy: frozenset[int]) -> None:
+    def __init__(
+        self, placement: Placement, keys: AbstractSet[int], busy: frozenset[int], room: int
+    ) -> None:
         self._placement = placement
         self._keys = keys
         self._busy = busy
+        self._room = room
 
     def __contains__(self, key: object) -> bool:
         assert isinstance(key, int)
-        return self._placement.keeps(key, self._keys, self._busy)
+        return self._placement.keeps(key, self._keys, self._busy, self._room)
 
 
 class _Either(Container[int]):

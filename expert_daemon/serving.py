@@ -167,7 +167,7 @@ class Serving:
         if self._book.n_closing:
             self.displaced += self._placement.retire_closing()
             self._parts.free_retired()
-        while self._placement.refill(len(self._fetches.starved), self._windows.last_keys):
+        while self._placement.refill(self._fetches.starved, self._windows.last_keys):
             self._parts.free_retired()
             self._feed_readers()
         self.foresight.place()
@@ -196,7 +196,7 @@ class Serving:
         """Find slots for the next keys, as many as the window allows, then for those ahead."""
         if window.unplaced and window.room:
             n = min(window.room, len(window.unplaced))
-            slots = self._placement.for_stream(window, n)
+            slots = self._placement.for_stream(window, n, window.unplaced[0])
             must_wait = window.held or self._flights.any_but(frozenset())
             if not slots and not must_wait:
                 slots = self._placement.for_window(window, 1)
@@ -214,7 +214,7 @@ class Serving:
             key = window.ahead[0]
             is_there = key in self._book.slot_of or self._flights.load_of(key) is not None
             if not is_there and key not in self._parts.barred:
-                slots = self._placement.for_stream(window, 1)
+                slots = self._placement.for_stream(window, 1, key)
                 if not slots:
                     return
                 self._residents.expect(key, Origin.STREAM, foreseen=True)
@@ -244,8 +244,12 @@ class Serving:
             return
         window = self._windows.open
         busy = frozenset[int]() if window is None else window.busy
-        for slot in self._placement.take_free(len(starved), busy):
-            key = next(iter(starved))
+        for key in list(starved):
+            slot = self._placement.take_free(key, busy)
+            if slot is None:
+                if self._book.n_rooms == 1:
+                    break
+                continue  # one of another room may be FREE
             load = self._begin(key, slot, Purpose.FETCH)
             if window is not None and key in window.unplaced:
                 window.unplaced.remove(key)

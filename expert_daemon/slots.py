@@ -7,6 +7,8 @@ may be written, READY last. What the arrays say is mirrored in Python lists for 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,8 +26,19 @@ FREE, LOADING, READY, RETIRING = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class SlotRooms:
+    """Which slots an expert may take: those of its layer's room, and those of room 0."""
+
+    of_slot: Sequence[int]
+    of_layer: Sequence[int]
+
+
 class SlotBook:
-    """State, key and generation of each slot; `slot_of` holds the READY keys."""
+    """State, key and generation of each slot; `slot_of` holds the READY keys.
+
+    FREE slots are kept by room; a room is the size of a slot, of which most models have one.
+    """
 
     def __init__(
         self,
@@ -36,8 +49,12 @@ class SlotBook:
         sequence: NDArray[np.uint64] | None,
         version_word: NDArray[np.uint64] | None,
         n_usable: int | None = None,
+        rooms: SlotRooms | None = None,
     ) -> None:
-        """Mirror what the headers say; `reset` or `adopt` makes that consistent."""
+        """Mirror what the headers say; `reset` or `adopt` makes that consistent.
+
+        rooms  None: every slot takes any expert
+        """
         self.n_experts: int = table.shape[1]
         self.table = table
         self.headers = headers
@@ -46,7 +63,11 @@ class SlotBook:
         self.generation: list[int] = headers["generation"].tolist()
         self.key: list[int] = [-1] * len(headers)
         self.slot_of: dict[int, int] = {}
-        self.free: list[int] = []  # the FREE ones among the first n_usable
+        rooms = rooms or SlotRooms((0,) * len(headers), (0,) * table.shape[0])
+        self.room = rooms.of_slot
+        self._layer_room = rooms.of_layer
+        self.n_rooms = 1 + max(rooms.of_layer)
+        self._free: list[list[int]] = [[] for _ in range(self.n_rooms)]  # of the first n_usable
         self.n_usable = len(headers) if n_usable is None else n_usable
         self._closing_end = self.n_usable
         self._sequence = np.zeros(1, np.uint64) if sequence is None else sequence
@@ -60,7 +81,7 @@ class SlotBook:
         """Make every slot FREE and every table entry -1; generations go on."""
         self.headers["state"] = FREE
         self.state = [int(FREE)] * len(self)
-        self.free = list(range(self.n_usable - 1, -1, -1))
+        self._set_free(range(self.n_usable))
         self._write_table({})
 
     def adopt(self, *, free_others: bool) -> list[int]:
@@ -81,7 +102,7 @@ class SlotBook:
         self.slot_of = ready
         for key, slot in ready.items():
             self.key[slot] = key
-        self.free = others[::-1] if free_others else []
+        self._set_free(others if free_others else [])
         self._write_table(ready)
         return [] if free_others else others
 
@@ -140,7 +161,7 @@ class SlotBook:
         self._set_state(slot, FREE)
         self.key[slot] = -1
         if slot < self.n_usable:
-            self.free.append(slot)
+            self._free[self.room[slot]].append(slot)
         else:
             self.raise_generation(slot)  # nobody is to look at its memory any more
 
@@ -163,8 +184,42 @@ class SlotBook:
         added = range(self.n_usable, n_usable)
         self._closing_end = max(self._closing_end, self.n_usable)
         self.n_usable = n_usable
-        self.free = [slot for slot in self.free if slot < n_usable]
-        self.free += [slot for slot in reversed(added) if self.state[slot] == FREE]
+        for room, free in enumerate(self._free):
+            self._free[room] = [slot for slot in free if slot < n_usable]
+        for slot in reversed(added):
+            if self.state[slot] == FREE:
+                self._free[self.room[slot]].append(slot)
+
+    @property
+    def free(self) -> list[int]:
+        """The FREE slots among the usable ones."""
+        return [slot for free in self._free for slot in free]
+
+    def room_of(self, key: int) -> int:
+        """The room of the slots that `key` may take, beside those of room 0."""
+        return self._layer_room[key // self.n_experts]
+
+    def fits(self, slot: int, room: int) -> bool:
+        """Whether a slot takes experts of a room."""
+        return self.room[slot] in (0, room)
+
+    def n_free(self, room: int) -> int:
+        """FREE slots for experts of a room."""
+        return len(self._free[room]) + (len(self._free[0]) if room else 0)
+
+    def take_free(self, n: int, room: int, busy: frozenset[int]) -> list[int]:
+        """Up to `n` FREE slots for experts of a room, none of `busy`; to be made LOADING at once.
+
+        Slots of the room's own come first: those of room 0 are everybody's.
+        """
+        taken: list[int] = []
+        for free in (self._free[room], self._free[0]) if room else (self._free[0],):
+            passed: list[int] = []
+            while free and len(taken) < n:
+                slot = free.pop()
+                (passed if slot in busy else taken).append(slot)
+            free.extend(reversed(passed))
+        return taken
 
     def is_ready(self, slot: int) -> bool:
         """Whether the slot holds a key."""
@@ -212,7 +267,16 @@ class SlotBook:
         whole &= column["layer"] < self.table.shape[0]
         whole &= column["expert"] < self.n_experts
         slots: list[int] = np.flatnonzero(whole).tolist()
+        if self.n_rooms > 1:  # a wrong header must not name an expert beyond its slot's end
+            layers, rooms = column["layer"], self._layer_room
+            slots = [slot for slot in slots if self.fits(slot, rooms[int(layers[slot])])]
         return slots
+
+    def _set_free(self, slots: Sequence[int]) -> None:
+        """All FREE slots, ascending: the lowest is taken first."""
+        self._free = [[] for _ in range(self.n_rooms)]
+        for slot in reversed(slots):
+            self._free[self.room[slot]].append(slot)
 
     def _age(self, slot: int) -> tuple[int, int]:
         return int(self._column["version"][slot]), self.generation[slot]

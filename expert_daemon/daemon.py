@@ -28,7 +28,7 @@ from .cache_parts import CacheLimits, CacheMemory
 from .checksums import Checksums
 from .config import DaemonConfig
 from .exporter_child import check_exporter
-from .fragments import expert_fragments, slot_pieces
+from .fragments import expert_fragments, mirror_fragments, slot_pieces
 from .lifetime import Lifetime
 from .loading import ExpertLoading
 from .lock import RuntimeLock, prepare_directory
@@ -159,6 +159,7 @@ class Daemon:
             self._signal,
             checksums,
             self._reading.shape,
+            mirror_fragments(checkpoint),
         )
         cache = _make_cache(config, checkpoint, planned, arena)
         _remember_checksums(arena, cache, checksums)

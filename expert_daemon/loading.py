@@ -118,7 +118,9 @@ class ExpertLoading:
     def _read(self, load: Load, lane: Lane, *, is_hedge: bool = False) -> None:
         key = (load.layer, load.expert)
         memory = self._arena.slot(load.slot)
-        read = self._reader.submit(key, load.slot, load.generation, memory, lane)
+        read = self._reader.submit(
+            key, load.slot, load.generation, memory, lane, elsewhere=is_hedge
+        )
         self._under_way[load.slot, load.generation] = UnderWay(load, read, is_hedge=is_hedge)
 
     def take_results(self) -> None:

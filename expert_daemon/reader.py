@@ -5,7 +5,8 @@ ReaderThreads, and results come back through `drain` after `wake` was called onc
 
 Invariants: a read that was submitted gives exactly one result, after its last system call has
 returned; until then its slot is written to. A read whose checksum is not the key's is repeated once
-before it fails.
+before it fails. Where the key has a second place, its mirror, a read that failed goes on there; it
+has failed when both have.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from .checksums import Checksums, slot_checksum
+from .log import log
 from .range_reader import RangeReader, ReadFailure
 from .read_plan import DEFAULT_SHAPE, Fragment, Part, ReadShape, plan_parts
 from .reader_threads import Lane, ReaderThreads
+from .slot_hash import SlotHash
 from .source import Bytes
 
 Key = tuple[int, int]  # layer, expert
@@ -50,11 +53,13 @@ class ExpertRead:
         "claimed",
         "failure",
         "generation",
+        "hashing",
         "is_repeated",
         "key",
         "lane",
         "memory",
         "n_unfinished",
+        "others",
         "parts",
         "slot",
         "started",
@@ -75,7 +80,9 @@ class ExpertRead:
         self.begun = [0] * len(parts)  # when a thread began each part [ns], 0: not now
         self.n_unfinished = len(parts)
         self.failure: ReadFailure | None = None
+        self.hashing: SlotHash | None = None  # in an idle lane, once every part has been read
         self.is_repeated = False
+        self.others: list[list[Fragment]] = []  # places of the same bytes that were not tried yet
         self.started = time.monotonic_ns()
 
     def longest_ns(self, now: int) -> int:
@@ -95,11 +102,17 @@ class ExpertReader:
         wake: Callable[[], None],
         checksums: Checksums,
         shape: ReadShape = DEFAULT_SHAPE,
+        mirror_of: Callable[[Key], list[Fragment]] = lambda _: [],
     ) -> None:
-        """Take the places of a key's slices, and each layer's pieces: (slot offset, bytes)."""
+        """Take the places of a key's slices, and each layer's pieces: (slot offset, bytes).
+
+        mirror_of  where else the same bytes are, empty where nowhere
+        """
         self._threads = threads
         self._ranges = ranges
         self._fragments_of = fragments_of
+        self._mirror_of = mirror_of
+        self._bad_at_home: set[Key] = set()  # read from their mirror first
         self._pieces = [[piece for piece in layer if piece[1]] for layer in pieces]
         self._wake = wake
         self._awake = False
@@ -109,6 +122,7 @@ class ExpertReader:
         self._shape = shape
         self.n_in_flight = 0
         self.n_checksum_retries = 0
+        self.n_mirror_reads = 0
 
     def place(self, key: Key) -> tuple[str, int]:
         """(file, offset) of a key's first byte, for messages."""
@@ -116,23 +130,40 @@ class ExpertReader:
         return str(self._ranges.source.path(first.shard)), first.start
 
     def submit(
-        self, key: Key, slot: int, generation: int, memory: Bytes, lane: Lane = Lane.DEMAND
+        self,
+        key: Key,
+        slot: int,
+        generation: int,
+        memory: Bytes,
+        lane: Lane = Lane.DEMAND,
+        *,
+        elsewhere: bool = False,
     ) -> ExpertRead:
         """Begin to read `key` into `memory`, u8 [slot_bytes], the slot's own bytes.
 
         In idle lanes by small parts: what is begun of them is what a demand waits behind.
+        elsewhere  from the mirror first, where there is one: the key's own drive is slow
         """
-        parts = plan_parts(self._fragments_of(key), self._shape, small=not lane.is_urgent)
+        places = [place for place in (self._fragments_of(key), self._mirror_of(key)) if place]
+        if elsewhere or key in self._bad_at_home:
+            places.reverse()
+        parts = plan_parts(places[0], self._shape, small=not lane.is_urgent)
         read = ExpertRead(key, slot, generation, lane=lane, memory=memory, parts=parts)
+        read.others = places[1:]
         self.n_in_flight += 1
         self._submit_parts(read, lane)
         return read
 
     def raise_lane(self, read: ExpertRead, lane: Lane) -> None:
         """Let the parts that no thread has begun be read with a more urgent lane's."""
-        if lane < read.lane:
+        if lane >= read.lane:
+            return
+        with self._lock:
             read.lane = lane
-            self._submit_parts(read, lane)
+            is_hashing = read.hashing is not None
+        self._submit_parts(read, lane)
+        if is_hashing:
+            self._threads.submit(lane, partial(self._hash_on, read))
 
     def cancel(self, read: ExpertRead) -> None:
         """Leave out the parts that no thread has begun; the result comes when the others ended."""
@@ -189,9 +220,34 @@ class ExpertReader:
             self._finish(read)
 
     def _finish(self, read: ExpertRead) -> None:
-        checksum = 0
+        pieces = self._pieces[read.key[0]]
+        if read.failure is not None:
+            self._conclude(read, 0)
+        elif read.lane.is_urgent:
+            self._conclude(read, slot_checksum(read.memory, pieces))
+        else:
+            read.hashing = SlotHash(read.memory, pieces)
+            self._hash_on(read)
+
+    def _hash_on(self, read: ExpertRead, _bounce: Bytes | None = None) -> None:
+        """Hash a step in an idle lane, then wait there again; all of it once somebody waits."""
+        with self._lock:
+            hashing = read.hashing
+            if hashing is None or hashing.is_busy:
+                return
+            hashing.is_busy = True
+        while not hashing.step():
+            with self._lock:
+                lane = read.lane
+                hashing.is_busy = lane.is_urgent
+            if not lane.is_urgent:
+                self._threads.submit(lane, partial(self._hash_on, read))
+                return
+        read.hashing = None
+        self._conclude(read, hashing.checksum)
+
+    def _conclude(self, read: ExpertRead, checksum: int) -> None:
         if read.failure is None:
-            checksum = slot_checksum(read.memory, self._pieces[read.key[0]])
             known = self.checksums.learn(*read.key, checksum)
             if checksum != known:
                 if not read.is_repeated:
@@ -203,6 +259,9 @@ class ExpertReader:
                     f"{self._ranges.source.path(first.shard)}: bytes from {first.start} on have "
                     f"checksum {checksum:016x}, wanted {known:016x}, read twice",
                 )
+        if read.failure is not None and read.others and not read.cancelled:
+            self._go_on_elsewhere(read, read.failure)
+            return
         self._results.append(self._result(read, checksum))
         if not self._awake:
             self._awake = True
@@ -211,8 +270,23 @@ class ExpertReader:
     def _repeat(self, read: ExpertRead) -> None:
         self.n_checksum_retries += 1
         read.is_repeated = True
-        read.n_unfinished = len(read.parts)
-        read.claimed = bytearray(len(read.parts))
+        self._begin_again(read)
+
+    def _go_on_elsewhere(self, read: ExpertRead, failure: ReadFailure) -> None:
+        log(f"layer {read.key[0]} expert {read.key[1]}: {failure.text}; trying its other place")
+        self.n_mirror_reads += 1
+        self._bad_at_home ^= {read.key}  # the other place first from now on
+        read.failure = None
+        read.is_repeated = False
+        read.parts = plan_parts(read.others.pop(0), self._shape)
+        self._begin_again(read)
+
+    def _begin_again(self, read: ExpertRead) -> None:
+        n_parts = len(read.parts)
+        with self._lock:
+            read.n_unfinished = n_parts
+            read.begun = [0] * n_parts
+            read.claimed = bytearray(n_parts)
         self._submit_parts(read, read.lane)
 
     def _result(self, read: ExpertRead, checksum: int) -> ReadResult:

@@ -71,6 +71,7 @@ class Reports:
             **works.loading.read_times.values(),
             "read_retries": works.ranges.n_retries,
             "checksum_retries": works.reader.n_checksum_retries,
+            "mirror_reads": works.reader.n_mirror_reads,
             "checksums_known": works.reader.checksums.n_known,
             "rehash_waiting": works.loading.suspects.n_waiting,
             "reads_not_back": works.loading.faults.n_lost,

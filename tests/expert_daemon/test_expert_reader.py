@@ -19,6 +19,7 @@ from expert_daemon.range_reader import RangeReader
 from expert_daemon.read_plan import Fragment
 from expert_daemon.reader import ExpertReader, ReadResult
 from expert_daemon.reader_threads import Lane, ReaderThreads
+from expert_daemon.slot_hash import SlotHash
 from expert_daemon.source import FileSource
 from protocol.errors import ShardError
 from protocol.files.safetensors_index import Shard
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.timeout(60)
 
 SIZES = (700_000, 4100, 2_500_000, 31, 1 << 20, 4096)
 N_EXPERTS = 5
+MIRROR_SHIFT = 8192 + 40
 
 
 def cached_pages(descriptor, n_bytes):
@@ -45,13 +47,18 @@ def cached_pages(descriptor, n_bytes):
 class Harness:
     """Experts of known bytes in one file, read by a real ExpertReader."""
 
-    def __init__(self, directory: Path, *, start=1234, direct=True, n_threads=3, faults=None):
+    def __init__(
+        self, directory: Path, *, start=1234, direct=True, n_threads=3, faults=None, mirrored=False
+    ):
         rng = np.random.default_rng(7)
         self.bytes = rng.integers(0, 256, start + N_EXPERTS * sum(SIZES) + 77, dtype=np.uint8)
         path = directory / "experts.bin"
         path.write_bytes(self.bytes.tobytes())
         self.start = start
-        files = FileSource([Shard(path, len(self.bytes))], direct=direct)
+        mirror = directory / "mirror.bin"  # the same experts at other places
+        mirror.write_bytes(bytes(MIRROR_SHIFT) + self.bytes.tobytes())
+        shards = [Shard(path, len(self.bytes)), Shard(mirror, MIRROR_SHIFT + len(self.bytes))]
+        files = FileSource(shards, direct=direct)
         self.source = FaultySource(files, faults)
         self.files = files
         self.pieces = []
@@ -69,6 +76,7 @@ class Harness:
             [self.pieces] * 4,
             self.wakes.release,
             Checksums(4, N_EXPERTS),
+            mirror_of=self.mirror_fragments if mirrored else lambda _: [],
         )
 
     def fragments(self, key):
@@ -78,6 +86,12 @@ class Harness:
             fragments.append(Fragment(0, offset, size, at))
             offset += size
         return fragments
+
+    def mirror_fragments(self, key):
+        return [
+            Fragment(1, one.offset + MIRROR_SHIFT, one.n_bytes, one.slot_offset)
+            for one in self.fragments(key)
+        ]
 
     def slot(self):
         return aligned_buffer(self.slot_bytes)
@@ -192,6 +206,50 @@ def test_a_remembered_checksum_holds_the_first_read(harness):
     assert h.read(1)[0].code == "CHECKSUM"
 
 
+def test_what_cannot_be_read_at_home_comes_from_the_mirror(harness, capfd):
+    h = harness(mirrored=True)
+    h.source.faults.eio = overlaps(0, h.start + 100_000, 1)
+    for _ in range(2):
+        result, found = h.read(0)
+        assert result.code == "", result.text
+        assert found == h.wanted(0)
+    assert h.reader.n_mirror_reads == 1  # then it is asked first
+    line = capfd.readouterr().err
+    assert "layer 3 expert 0" in line
+    assert "experts.bin" in line
+    h.source.faults.eio = None
+    assert h.read(1)[0].code == ""
+    assert h.reader.n_mirror_reads == 1
+
+
+def test_wrong_bytes_at_home_come_right_from_the_mirror(harness):
+    h = harness(mirrored=True)
+    assert h.read(0)[0].code == ""
+    h.source.faults.wrong = overlaps(0, h.start, 64)
+    result, found = h.read(0)
+    assert (result.code, found) == ("", h.wanted(0))
+    assert (h.reader.n_checksum_retries, h.reader.n_mirror_reads) == (1, 1)
+
+
+def test_where_both_places_fail_the_read_has_failed(harness):
+    h = harness(mirrored=True)
+    h.source.faults.eio = lambda *_: True
+    result, _ = h.read(0)
+    assert result.code == "EIO"
+    assert "mirror.bin" in result.text
+    h.source.faults.eio = None
+    result, found = h.read(0)
+    assert (result.code, found) == ("", h.wanted(0))
+
+
+def test_a_second_read_goes_to_the_mirror_first(harness):
+    h = harness(mirrored=True, faults=Faults(stuck=lambda shard, *_: shard == 0))
+    memory = h.slot()
+    h.reader.submit((3, 2), 1, 1, memory, elsewhere=True)
+    assert h.results(1)[0].code == ""
+    assert h.of_slot(memory) == h.wanted(2)
+
+
 def test_results_come_in_any_order_and_each_once(harness):
     h = harness(faults=Faults(shuffle=random.Random(3)))
     slots = [h.slot() for _ in range(20)]
@@ -235,6 +293,55 @@ def test_a_prefetch_is_read_in_small_pieces_and_demand_in_few(harness):
     h.threads.close(5)
     assert len(h.reader.submit((0, 0), 0, 0, h.slot(), Lane.PREFETCH).parts) == 20
     assert len(h.reader.submit((0, 1), 1, 0, h.slot(), Lane.DEMAND).parts) <= 8
+
+
+def test_the_hash_of_a_prefetch_waits_while_demand_is_outstanding(harness, monkeypatch):
+    monkeypatch.setattr("expert_daemon.slot_hash.STEP_BYTES", 256)
+    faults = Faults()
+    h = harness(faults=faults, n_threads=1)
+    slot = h.slot()
+    stepped = threading.Event()
+    original = SlotHash.step
+
+    def step(hashing):
+        stepped.set()
+        time.sleep(0.001)
+        return original(hashing)
+
+    monkeypatch.setattr(SlotHash, "step", step)
+    h.reader.submit((0, 1), 1, 0, slot, Lane.PREFETCH)
+    assert stepped.wait(5)
+    faults.stuck = lambda *_: not faults.unstick.is_set()
+    h.reader.submit((0, 0), 0, 0, h.slot())
+    time.sleep(0.1)
+    assert h.reader.drain() == []
+    faults.unstick.set()
+    assert [one.slot for one in h.results(2)] == [0, 1]
+    assert h.of_slot(slot) == h.wanted(1)
+
+
+def test_a_prefetch_that_is_raised_while_it_is_hashed_ends_at_once(harness, monkeypatch):
+    monkeypatch.setattr("expert_daemon.slot_hash.STEP_BYTES", 256)
+    faults = Faults()
+    h = harness(faults=faults, n_threads=2)
+    stepped = threading.Event()
+    original = SlotHash.step
+
+    def step(hashing):
+        stepped.set()
+        time.sleep(0.001)
+        return original(hashing)
+
+    monkeypatch.setattr(SlotHash, "step", step)
+    read = h.reader.submit((0, 1), 1, 0, h.slot(), Lane.PREFETCH)
+    assert stepped.wait(5)
+    faults.stuck = lambda *_: not faults.unstick.is_set()
+    h.reader.submit((0, 0), 0, 0, h.slot())
+    h.reader.raise_lane(read, Lane.DEMAND)
+    (result,) = h.results(1)
+    assert (result.slot, result.code) == (1, "")
+    faults.unstick.set()
+    h.results(1)
 
 
 def test_demand_goes_before_prefetch_and_a_raised_read_with_it(harness):

@@ -13,6 +13,7 @@ from protocol.files.checkpoint import open_checkpoint
 from protocol.wire.client import ExpertClient
 from tests.support.fake_checkpoint import write_fake_checkpoint
 from tests.support.faulty_source import Faults, overlaps
+from tests.support.packing import pack
 from tests.support.running_daemon import daemon_thread, smallest_arena
 from tests.support.shard_bytes import expert_bytes, slot_bytes
 
@@ -145,6 +146,43 @@ def test_one_that_may_not_save_leaves_the_state_directory_alone(model, checkpoin
     with served(model, checkpoint, runtime_dir, Faults(), no_save=True) as (_, engine):
         load(engine, 2, (7,))
     assert not (runtime_dir / "state").exists()
+
+
+# mirrors
+
+
+def of_record(checkpoint, layer, expert, *, mirror=False):
+    """A rule that strikes every read of one expert's record in a pack."""
+    slice_map = checkpoint.slice_map
+    slices = slice_map.mirror_slices if mirror else slice_map.slices
+    places = [
+        overlaps(checkpoint.shards.index(one.shard), one.offset, one.n_bytes)
+        for one in slices(layer, expert)
+    ]
+    return lambda *read: any(place(*read) for place in places)
+
+
+def test_a_packs_mirror_serves_what_its_own_drive_cannot(model, runtime_dir, tmp_path):
+    pack(model, tmp_path / "pack", "--mirror", tmp_path / "mirror")
+    packed = open_checkpoint(tmp_path / "pack")
+    wanted = expert_bytes(open_checkpoint(model), 2, 7)
+    home, mirror = of_record(packed, 2, 7), of_record(packed, 2, 7, mirror=True)
+    settings = small(packed) | {"read_mode": "direct"}
+    faults = Faults(eio=home)
+    with served(tmp_path / "pack", packed, runtime_dir, faults, **settings) as (_, engine):
+        answer = load(engine, 2, (7, 8))
+        assert answer.errors == ()
+        assert slot_bytes(engine, answer.slots[0]) == wanted
+        assert engine.stats()["mirror_reads"] == 1
+        evict_all(engine)
+        faults.eio, faults.wrong = None, home
+        answer = load(engine, 2, (7,))
+        assert (answer.errors, engine.stats()["quarantined"]) == ((), 0)
+        assert slot_bytes(engine, answer.slots[0]) == wanted
+        evict_all(engine)
+        faults.wrong = lambda *read: home(*read) or mirror(*read)
+        assert codes(load(engine, 2, (7, 8))) == {(2, 7): "CHECKSUM"}
+        assert codes(load(engine, 2, (7, 8))) == {(2, 7): "QUARANTINED"}
 
 
 # slow reads

@@ -1,4 +1,4 @@
-"""`headrace cache`: what the expert daemon's cache holds; to refill it, and to resize it.
+"""`headrace cache`: what the expert daemon's cache holds; to refill, resize and mend it.
 
 Talks to a daemon that runs; starts none.
 """
@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     warm = actions.add_parser("warm", help="load what the saved hot list names")
     _add_place(warm, default=argparse.SUPPRESS)
     warm.add_argument("--json", action="store_true", default=argparse.SUPPRESS)
+    lift = actions.add_parser("unquarantine", help="read experts again whose bytes were wrong")
+    lift.add_argument(
+        "keys", metavar="LAYER:EXPERT", nargs="*", help="which ones (default: all in quarantine)"
+    )
+    _add_place(lift, default=argparse.SUPPRESS)
     resize = actions.add_parser("resize", help="make the arena larger or smaller")
     resize.add_argument("size", metavar="SIZE", help='such as "64GiB", up to the --arena-max')
     _add_place(resize, default=argparse.SUPPRESS)
@@ -63,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
             from .cache_warm import warm
 
             return warm(client, Display(quiet=args.json), as_json=args.json)
+        if args.action == "unquarantine":
+            return _unquarantine(client, args)
         if args.action == "resize":
             return _resize(client, args)
         return _show(client, args)
@@ -83,6 +90,29 @@ def _connected(args: argparse.Namespace) -> Iterator[ExpertClient]:
         ) from error
     with client:
         yield client
+
+
+def _unquarantine(client: ExpertClient, args: argparse.Namespace) -> int:
+    from .cache_facts import quarantined_keys
+
+    keys = [_key(text) for text in args.keys] or quarantined_keys(client.stats())
+    shape = client.arena.layout
+    for layer, expert in keys:
+        if layer >= shape.n_layers or expert >= shape.n_experts:
+            raise ConfigError(
+                f"{layer}:{expert}: the model has {shape.n_layers} layers of "
+                f"{shape.n_experts} experts"
+            )
+    text = client.unquarantine(keys) if keys else "nothing is in quarantine"
+    Display().line(text)
+    return 0
+
+
+def _key(text: str) -> tuple[int, int]:
+    layer, colon, expert = text.partition(":")
+    if not (colon and layer.isdecimal() and expert.isdecimal()):
+        raise ConfigError(f"{text!r} is not LAYER:EXPERT, such as 3:117")
+    return int(layer), int(expert)
 
 
 def _resize(client: ExpertClient, args: argparse.Namespace) -> int:

@@ -91,6 +91,16 @@ def troubles(stats: dict[str, Any]) -> list[str]:
     return lines
 
 
+def quarantined_keys(stats: dict[str, Any]) -> list[tuple[int, int]]:
+    """Return the (layer, expert) of each entry of the quarantine that Stats lists."""
+    keys = []
+    for name in stats:
+        if name.startswith(QUARANTINE):
+            layer, _, expert = name.removeprefix(QUARANTINE).partition(" expert ")
+            keys.append((int(layer), int(expert)))
+    return sorted(keys)
+
+
 def _layers(headers: NDArray[Any], n_layers: int, n_hottest: int) -> list[dict[str, Any]]:
     ready = headers[headers["state"] == SlotState.READY]
     ready = ready[np.lexsort((ready["expert"], -ready["last_use"].astype("i8"), -ready["score"]))]

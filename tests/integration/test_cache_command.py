@@ -13,7 +13,8 @@ from protocol.files.checkpoint import open_checkpoint
 from protocol.sizes import format_size
 from protocol.wire.client import ExpertClient
 from tests.support.fake_checkpoint import write_fake_checkpoint
-from tests.support.running_daemon import daemon_process, smallest_arena
+from tests.support.faulty_source import Faults, overlaps
+from tests.support.running_daemon import daemon_process, daemon_thread, smallest_arena
 from tests.support.shard_bytes import expert_bytes, slot_bytes
 
 pytestmark = pytest.mark.timeout(60)
@@ -186,6 +187,34 @@ def test_it_resizes(model, checkpoint, runtime_dir, capsys):
         assert answer["text"]
         assert answer["bytes"] <= smallest + (1 << 17)
         assert headrace.main(["cache", "resize", "lots", *map(str, place)]) == 2
+
+
+def test_a_quarantine_is_shown_and_lifted(model, checkpoint, runtime_dir, capsys):
+    bad = [one for one in checkpoint.slice_map.slices(1, 2) if one.n_bytes]
+    rules = [overlaps(checkpoint.shards.index(o.shard), o.offset, o.n_bytes) for o in bad]
+    faults = Faults()
+    size = smallest_arena(checkpoint, TOP_K)
+    settings = {"arena_bytes": size, "read_mode": "buffered"}
+    with daemon_thread(model, runtime_dir, faults, **settings):
+        with engine_of(runtime_dir, checkpoint) as engine:
+            use(engine, 0, 1, (2,))
+            for step in range(1, 12):
+                use(engine, step, step % 5 + 1 if step % 5 else 0, range(8))
+                use(engine, step + 100, (step + 2) % 6, range(8, 16))
+            faults.wrong = lambda *read: any(rule(*read) for rule in rules)
+            held = {(int(la), int(ex)) for la, ex, _ in engine.keys().tolist()}
+            assert (1, 2) not in held
+            assert [code for *_, code, _ in engine.miss(1, (2,)).errors] == ["CHECKSUM"]
+        place = ("--runtime-dir", runtime_dir)
+        _, facts, _ = run(capsys, *place, "--json")
+        assert any("quarantined: layer 1 expert 2" in line for line in facts["troubles"])
+        assert headrace.main(["cache", "unquarantine", *map(str, place), "1:two"]) == 2
+        assert headrace.main(["cache", "unquarantine", *map(str, place), "1:2000"]) == 2
+        assert "6 layers of 16 experts" in capsys.readouterr().err
+        assert headrace.main(["cache", "unquarantine", *map(str, place)]) == 0
+        assert "lifted from 1 of 1 experts" in capsys.readouterr().err
+        assert headrace.main(["cache", "unquarantine", *map(str, place)]) == 0
+        assert "nothing is in quarantine" in capsys.readouterr().err
 
 
 def test_keys_are_loaded_as_they_stand_in_the_files(checkpoint):

@@ -1,6 +1,6 @@
-"""Experts whose bytes cannot be trusted: read twice with a checksum that is not theirs.
+"""Copies of experts whose bytes cannot be trusted: read twice with a checksum that is not theirs.
 
-A key stays here, over restarts too, until it is lifted or the model's fingerprint changes.
+A copy stays here, over restarts too, until its key is lifted or the model's fingerprint changes.
 """
 
 from __future__ import annotations
@@ -10,60 +10,68 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from .copies import COPY_NAMES, HOME, Key
 from .log import log
 from .model_state import ModelState
 
 NAME = "quarantine"
 MOST_LISTED = 256
 
-Key = tuple[int, int]
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key and where its bytes are."""
+    """One copy of a key and where its bytes are."""
 
     layer: int
     expert: int
     path: str
     offset: int  # of the key's first byte in the file
     reason: str  # in words, with all of these
+    copy: int = HOME
 
 
 class Quarantine:
-    """The entries by key; one thread."""
+    """The entries by key and copy; one thread."""
 
     def __init__(self, n_layers: int, n_experts: int, state: ModelState | None = None) -> None:
         """Begin with what an earlier daemon saved in `state`."""
         self._state = state
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[tuple[int, int, int], Entry] = {}
         saved = state.read(NAME) if state is not None else None
         if saved is None:
             return
         for entry in _entries(saved):
             if 0 <= entry.layer < n_layers and 0 <= entry.expert < n_experts:
-                self._entries[entry.layer, entry.expert] = entry
+                self._entries[entry.layer, entry.expert, entry.copy] = entry
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def entries(self) -> list[Entry]:
-        """All entries, ascending by key."""
+        """All entries, ascending by key and copy."""
         return [self._entries[key] for key in sorted(self._entries)]
 
-    def get(self, key: Key) -> Entry | None:
-        """The key's entry, where it has one."""
-        return self._entries.get(key)
+    def of_key(self, key: Key) -> list[Entry]:
+        """The entries of a key's copies."""
+        found = (self._entries.get((*key, copy)) for copy in range(len(COPY_NAMES)))
+        return [entry for entry in found if entry is not None]
 
     def add(self, entry: Entry) -> None:
-        """Put a key here; its first entry stays."""
-        if self._entries.setdefault((entry.layer, entry.expert), entry) is entry:
+        """Put a copy here; its first entry stays."""
+        place = (entry.layer, entry.expert, entry.copy)
+        if self._entries.setdefault(place, entry) is entry:
             log(f"quarantined: {entry.reason}")
             self._save()
 
     def lift(self, keys: Iterable[Key]) -> list[Key]:
         """Take keys out; returns those that were here."""
-        lifted = [key for key in keys if self._entries.pop(key, None) is not None]
+        lifted = []
+        for key in keys:
+            entries = self.of_key(key)
+            for entry in entries:
+                del self._entries[entry.layer, entry.expert, entry.copy]
+            if entries:
+                lifted.append(key)
         if lifted:
             log(f"quarantine lifted from {len(lifted)} experts")
             self._save()
@@ -86,4 +94,5 @@ def _entries(saved: bytes) -> list[Entry]:
 
 
 def _entry(raw: dict[str, Any]) -> Entry:
-    return Entry(**{field.name: raw.get(field.name) for field in fields(Entry)})  # type: ignore[arg-type]
+    known = {field.name: raw.get(field.name) for field in fields(Entry)}
+    return Entry(**known | {"copy": raw.get("copy", HOME)})  # type: ignore[arg-type]

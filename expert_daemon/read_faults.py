@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 from .cache import SlotCache
+from .copies import Key
 from .outcome import Load
-from .quarantine import Entry, Key, Quarantine
+from .quarantine import Entry, Quarantine
 from .reader import ExpertReader, ReadResult
 
 MOST_LOST = 2  # reads of one expert that have not returned: each keeps a slot and a thread
@@ -45,14 +46,14 @@ class ReadFaults:
         """A read that does not return is waited for no longer."""
         key = (load.layer, load.expert)
         self._lost[key] += 1
-        if self._lost[key] >= MOST_LOST and self.quarantine.get(key) is None:
+        if self._lost[key] >= MOST_LOST and not self.quarantine.of_key(key):
             self._cache.bar(*key, "TIMEOUT", text)
 
     def returned(self, load: Load) -> None:
         """A read that was given up has returned after all."""
         key = (load.layer, load.expert)
         self._lost[key] -= 1
-        if self._lost[key] < MOST_LOST and self.quarantine.get(key) is None:
+        if self._lost[key] < MOST_LOST and not self.quarantine.of_key(key):
             self._cache.unbar(*key)
         if not self._lost[key]:
             del self._lost[key]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from expert_daemon.checksums import Checksums
+from expert_daemon.copies import MIRROR
 from expert_daemon.model_state import ModelState, pack_state, shards_stamp, unpack_state
 from expert_daemon.quarantine import Entry, Quarantine
 from protocol.files.safetensors_index import Shard
@@ -130,3 +131,17 @@ def test_a_quarantine_outlives_the_daemon_until_it_is_lifted(state_dir, capfd):
     assert Quarantine(2, 4, state()).entries() == []
     assert again.lift([(3, 1), (0, 0)]) == [(3, 1)]
     assert len(Quarantine(4, 4, state())) == 0
+
+
+def test_the_copies_of_an_expert_are_quarantined_each_and_lifted_together(state_dir):
+    state = ModelState(state_dir, MODEL, 5)
+    quarantine = Quarantine(4, 4, state)
+    home = Entry(3, 1, "/m/a.pack", 4096, "read twice")
+    mirror = Entry(3, 1, "/n/a.pack", 4096, "read twice", MIRROR)
+    quarantine.add(mirror)
+    quarantine.add(home)
+    again = Quarantine(4, 4, state)
+    assert again.of_key((3, 1)) == [home, mirror]
+    assert again.of_key((3, 2)) == []
+    assert again.lift([(3, 1)]) == [(3, 1)]
+    assert again.entries() == []

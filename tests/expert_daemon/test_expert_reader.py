@@ -296,7 +296,7 @@ def test_a_prefetch_is_read_in_small_pieces_and_demand_in_few(harness):
 
 
 def test_the_hash_of_a_prefetch_waits_while_demand_is_outstanding(harness, monkeypatch):
-    monkeypatch.setattr("expert_daemon.slot_hash.STEP_BYTES", 256)
+    monkeypatch.setattr("expert_daemon.slot_hash.STEP_BYTES", 1 << 17)
     faults = Faults()
     h = harness(faults=faults, n_threads=1)
     slot = h.slot()
@@ -321,7 +321,7 @@ def test_the_hash_of_a_prefetch_waits_while_demand_is_outstanding(harness, monke
 
 
 def test_a_prefetch_that_is_raised_while_it_is_hashed_ends_at_once(harness, monkeypatch):
-    monkeypatch.setattr("expert_daemon.slot_hash.STEP_BYTES", 256)
+    monkeypatch.setattr("expert_daemon.slot_hash.STEP_BYTES", 1 << 17)
     faults = Faults()
     h = harness(faults=faults, n_threads=2)
     stepped = threading.Event()

@@ -22,6 +22,7 @@ ALLOWED = {
     "compute/frontend": {
         *("protocol", "numpy", "zmq", "tokenizers", "rich", "uvloop"),
         *("deepseek_recipe", "jinja2"),
+        *("compute", "starlette", "uvicorn", "prometheus_client"),
     },
     "compute/commands": {
         *("protocol", "kernels", "expert_daemon", "compute", "demo", "headrace"),

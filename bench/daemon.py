@@ -37,6 +37,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench import prefetch  # noqa: E402
 from bench.baselines import Drive, Echo, OnePreadv, reference  # noqa: E402
 from bench.big_shards import write_big_checkpoint  # noqa: E402
 from protocol.files.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
@@ -157,9 +158,10 @@ def measure_drive(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def measure_prefetch(_model: Path, _args: argparse.Namespace) -> dict[str, Any]:
+def measure_prefetch(model: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of demand beside prefetch."""
-    return {"prefetch_demand_p50_ratio": None, "prefetch_demand_p99_ratio": None}
+    found = prefetch.measure(model, quick=args.quick)
+    return {name: value for name, value in found.items() if name.startswith("prefetch_demand")}
 
 
 class DaemonBench:

@@ -47,8 +47,7 @@ class ArenaSize:
 
     def bytes_of(self, n_slots: int) -> int:
         """Bytes of the arena with so many slots."""
-        layout = self._arena.view.layout
-        return layout.bookkeeping_bytes + n_slots * layout.slot_bytes
+        return self._arena.view.layout.populated_bytes(n_slots)
 
     def plan(self, n_bytes: int) -> ArenaPlan:
         """Return the slots that a size holds.
@@ -103,8 +102,7 @@ class ArenaSize:
         punch_hole(self._arena.descriptor, *self._range(n_slots, end))
 
     def _range(self, first: int, end: int) -> tuple[int, int]:
-        layout = self._arena.view.layout
-        return layout.slot_offset(first), (end - first) * layout.slot_bytes
+        return self._arena.view.layout.slots_range(first, end)
 
 
 def _shown(n_bytes: int) -> str:

@@ -331,6 +331,42 @@ def test_a_live_size_outlives_the_daemon_until_the_settings_change(
         daemon.close()
 
 
+def test_a_daemon_killed_in_mid_resize_leaves_an_arena_of_one_size_or_the_other(
+    model, checkpoint, runtime_dir, sizes
+):
+    small, large, most = sizes
+    flags = ["--arena", str(large), "--arena-max", str(most)]
+    daemon = DaemonProcess(model, runtime_dir, *flags)
+    try:
+        daemon.start()
+        with engine_of(runtime_dir, checkpoint) as engine, ExpertClient(runtime_dir) as client:
+            filled(client)
+            before = client.stats()["n_slots"]
+            client.resize(small, timeout_ms=200)  # the engine acknowledges nothing
+            daemon.kill()
+            daemon.start()
+            engine.reconnect(5000)
+            engine.applied = engine.welcome.version
+            assert engine.welcome.n_slots == before
+            engine.ack(engine.applied)
+            check_bytes(engine, checkpoint)
+            with ExpertClient(runtime_dir) as again:
+                again.resize(most, timeout_ms=400)  # populated, but not registered
+            daemon.kill()
+            daemon.start()
+            engine.reconnect(5000)
+            assert engine.welcome.n_slots > before  # the Welcome is what tells the engine
+            engine.applied = engine.welcome.version
+            engine.ack(engine.applied)
+            check_bytes(engine, checkpoint)
+            with ExpertClient(runtime_dir) as again:
+                assert again.resize(most).text == ""
+                filled(again)
+                check_bytes(again, checkpoint)
+    finally:
+        daemon.close()
+
+
 def test_smaller_settings_at_a_restart_keep_the_experts_that_have_a_place(
     model, checkpoint, runtime_dir, sizes
 ):

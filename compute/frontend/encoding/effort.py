@@ -74,3 +74,9 @@ def read_efforts(raw: object, where: str) -> Mapping[str, int]:
     for name, value in raw.items():
         table[str(name)] = check_effort(0 if value == "none" else value, f"{where}.{name}", least=0)
     return MappingProxyType(table)
+
+
+def effort_line(effort: int) -> str:
+    """Return the line that tells the model how thoroughly to think."""
+    scale = "range 1-100, the higher the value, the more thorough the reasoning"
+    return f"Reasoning Effort: {effort} ({scale})\n\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 from compute.frontend.tokenizer import Tokenizer
 
-from .effort import EncodingSettings
+from .effort import EncodingSettings, effort_line
 from .errors import RequestError
 from .prompt import Constraint, Prompt, Span, Start, marker, opened, output_start, token_ids
 from .request_fields import Api, Fields, calls_allowed, mapping, read_fields
@@ -114,12 +114,6 @@ class PlainEncoder:
             constraint=json_constraint(fields),
             stops=("\n\nUser:", "\n\nSystem:"),
         )
-
-
-def effort_line(effort: int) -> str:
-    """Return the line that tells the model how thoroughly to think."""
-    scale = "range 1-100, the higher the value, the more thorough the reasoning"
-    return f"Reasoning Effort: {effort} ({scale})\n\n"
 
 
 def refuse_tools(fields: Fields, missing: str) -> None:

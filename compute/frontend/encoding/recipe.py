@@ -17,19 +17,20 @@ import deepseek_recipe as library
 
 from compute.frontend.tokenizer import Tokenizer
 
-from .effort import EncodingSettings
+from .effort import EncodingSettings, effort_line
 from .errors import RequestError
 from .exact_numbers import ExactNumbers
 from .prompt import Constraint, Prompt, Span, Start, cut_spans, output_start, token_ids
 from .request_fields import Api, Fields, read_fields
 
 _MODEL = "model"
-_THINK, _THINK_END, _ASSISTANT = (
+_THINK, _THINK_END, _ASSISTANT, _SYSTEM = (
     token.default_str()
     for token in (
         library.SpecialToken.ThinkingStart,
         library.SpecialToken.ThinkingEnd,
         library.SpecialToken.Assistant,
+        library.SpecialToken.System,
     )
 )
 _EFFORT_LINE = "Reasoning Effort: 75 ("  # what the package prints where it is told "high"
@@ -193,7 +194,12 @@ def _keep_reasoning(spans: list[Span], messages: Sequence[library.Message]) -> l
 
 
 def _set_effort(spans: list[Span], effort: int) -> list[Span]:
-    """The prompt with `effort` in the line that opens it."""
+    """The prompt with `effort` in the line that opens it.
+
+    The package leaves the line out where all it would stand before is an empty system message.
+    """
+    if len(spans) > 1 and spans[1] == Span(_ASSISTANT, special=True):
+        return [spans[0], Span(_SYSTEM, special=True), Span(effort_line(effort)), *spans[1:]]
     line = spans[2].text if len(spans) > 2 else ""
     if not line.startswith(_EFFORT_LINE):
         raise RequestError(

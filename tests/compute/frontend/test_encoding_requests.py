@@ -458,6 +458,15 @@ def test_deep_nesting_is_refused_in_words() -> None:
             ENCODING.chat(body)
 
 
+@pytest.mark.parametrize(
+    "message", [{"role": "system", "content": ""}, {"role": "developer", "content": []}]
+)
+def test_an_empty_system_message_alone_keeps_the_effort_line(message: Any) -> None:
+    empty = ENCODING.chat({"messages": [message], "reasoning_effort": 7})
+    assert "Reasoning Effort: 7 (" in empty.text and empty.effort == 7
+    assert empty.start is Start.REASONING
+
+
 # Completions
 
 

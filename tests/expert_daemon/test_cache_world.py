@@ -30,6 +30,7 @@ class CacheMachine(RuleBasedStateMachine):
         lease_quota=st.integers(0, 3),
         history=st.sampled_from([0, 3, 100]),
         policy=st.sampled_from(["lfu-da", "lru"]),
+        n_common=st.sampled_from([None, 6, 8]),
     )
     def start(self, **sizes):
         self.world = World(**sizes, n_slots_max=16)
@@ -204,6 +205,7 @@ def drive(seed: int, n_events: int) -> World:
         lease_quota=draw.choice([0, 2, 3]),
         history=draw.choice([0, 3, 6, 100]),
         n_slots_max=16,
+        n_common=draw.choice([None, 4, 6, 8]),
     )
 
     def n() -> int:

@@ -18,6 +18,7 @@ from expert_daemon.cache import SlotCache
 from expert_daemon.cache_parts import CacheLimits, CacheMemory
 from expert_daemon.outcome import Load, RequestRefused, TableChanges, WindowAnswer
 from expert_daemon.policy import make_policy
+from expert_daemon.slots import SlotRooms
 from protocol.arena.layout import HEADER, SlotState
 
 from .cache_device import Device, Key, Launch
@@ -37,15 +38,23 @@ class World:
         history: int = 6,
         policy: str = "lfu-da",
         n_slots_max: int = 0,
+        n_common: int | None = None,
     ) -> None:
+        """Make a new arena.
+
+        n_common  behind so many slots every second one is too small for layer 0; None: none is
+        """
         self.n_experts = n_experts
         self.n_keys = n_layers * n_experts
         self.policy = policy
         self.free_pool, self.lease_quota, self.history = free_pool, lease_quota, history
         n_slots_max = max(n_slots, n_slots_max)
-        self.memory = CacheMemory(
-            np.zeros((n_layers, n_experts), np.int32), np.zeros(n_slots_max, HEADER)
-        )
+        rooms = None
+        if n_common is not None:
+            of_slot = [int(slot >= n_common and slot % 2) for slot in range(n_slots_max)]
+            rooms = SlotRooms(of_slot, (0,) + (1,) * (n_layers - 1))
+        table = np.zeros((n_layers, n_experts), np.int32)
+        self.memory = CacheMemory(table, np.zeros(n_slots_max, HEADER), rooms=rooms)
         self.content: list[Any] = [None] * n_slots_max
         self.n_slots = n_slots  # the word in the identity page
         self.populated = set(range(n_slots))

@@ -81,6 +81,7 @@ class Copies:
         """`mirror_of` gives nothing for a key that has no second copy."""
         self._places = (home_of, mirror_of)
         self._bad: dict[Key, set[int]] = {}
+        self._failed: dict[Key, int] = {}  # the copy that could not be read last
         self.rates = CopyRates()
 
     def fragments(self, key: Key, copy: int = HOME) -> list[Fragment]:
@@ -101,8 +102,13 @@ class Copies:
         good = self.good(key)
         if len(good) < 2:
             return good or [HOME]
+        last = self._failed.get(key) if last is None else last
         first = self.rates.deal(n_bytes) if last is None else 1 - last
         return [first, 1 - first]
+
+    def note_failed(self, key: Key, copy: int) -> None:
+        """Try this copy last from now on, unless the other one fails too. On any thread."""
+        self._failed[key] = copy
 
     def distrust(self, key: Key, copy: int) -> bool:
         """Read this copy no more; return whether another one is good."""
@@ -112,3 +118,4 @@ class Copies:
     def trust(self, key: Key) -> None:
         """Read all of the key's copies again."""
         self._bad.pop(key, None)
+        self._failed.pop(key, None)

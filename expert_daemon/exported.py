@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .copies import COPY_NAMES
 from .read_times import BOUNDS_MS, stat_name
 
 Values = Mapping[str, Any]
@@ -68,6 +69,26 @@ METRICS = (
         "reason",
         {"error": "read_retries", "checksum": "checksum_retries"},
     ),
+    _by(
+        "headrace_copy_reads",
+        "counter",
+        "Experts read whole, by the copy that served them in the end.",
+        "copy",
+        {name: f"reads_{name}" for name in COPY_NAMES},
+    ),
+    _by(
+        "headrace_copy_read_rate_bytes",
+        "gauge",
+        "Bytes a second of a copy's recent reads, by which experts are dealt out to the copies.",
+        "copy",
+        {name: f"rate_{name}" for name in COPY_NAMES},
+    ),
+    _one(
+        "headrace_mirror_fallbacks",
+        "counter",
+        "Reads begun again from the other copy, after one that failed.",
+        "mirror_fallbacks",
+    ),
     _one("headrace_slow_reads", "counter", "Reads that took the drive over 2 s.", "slow_reads"),
     _one("headrace_hedged_reads", "counter", "Second reads, begun for slow ones.", "n_hedges"),
     _one("headrace_lost_reads", "counter", "Reads given up before their return.", "lost_reads"),
@@ -87,6 +108,7 @@ METRICS = (
         {"replaced": "n_evictions", "retired": "n_retirements"},
     ),
     _one("headrace_quarantined_experts", "gauge", "Experts not to be read.", "quarantined"),
+    _one("headrace_bad_copies", "gauge", "Copies in quarantine.", "quarantined_copies"),
     _one("headrace_hash_mismatches", "counter", "Slots found damaged.", "hash_mismatches"),
     _by(
         "headrace_prefetched_experts",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from .arena import Arena
 from .cache import SlotCache
+from .copies import HOME, MIRROR
 from .log import log
 from .metrics import Counters
 from .outcome import FetchAnswer, Load, Purpose, WindowAnswer
@@ -115,13 +116,13 @@ class ExpertLoading:
             return
         self._read(load, LANES[load.purpose])
 
-    def _read(self, load: Load, lane: Lane, *, is_hedge: bool = False) -> None:
+    def _read(self, load: Load, lane: Lane, *, hedged: ExpertRead | None = None) -> None:
         key = (load.layer, load.expert)
         memory = self._arena.slot(load.slot)
-        read = self._reader.submit(
-            key, load.slot, load.generation, memory, lane, elsewhere=is_hedge
-        )
-        self._under_way[load.slot, load.generation] = UnderWay(load, read, is_hedge=is_hedge)
+        last = None if hedged is None else hedged.copy
+        read = self._reader.submit(key, load.slot, load.generation, memory, lane, last=last)
+        under_way = UnderWay(load, read, is_hedge=hedged is not None)
+        self._under_way[load.slot, load.generation] = under_way
 
     def take_results(self) -> None:
         """Tell the cache of the reads that have ended."""
@@ -131,8 +132,8 @@ class ExpertLoading:
             if under_way.is_lost:
                 self.faults.returned(load)
             self._count(result, under_way.read, load)
+            self.faults.note(result)
             if result.code:
-                self.faults.failed(result)
                 self.cache.fail(load, result.code, result.text)
             elif self.cache.finish(load, result.checksum):
                 self.suspects.was_read(load)
@@ -169,7 +170,7 @@ class ExpertLoading:
                 twin = self.cache.hedge(one.load)
                 if twin is not None:
                     self._hedged.add((twin.layer, twin.expert))
-                    self._read(twin, Lane.DEMAND, is_hedge=True)
+                    self._read(twin, Lane.DEMAND, hedged=one.read)
         for line in lines[:MAX_LINES]:
             log(line)
         if len(lines) > MAX_LINES:
@@ -188,7 +189,7 @@ class ExpertLoading:
         self.cache.disown(one.load, "TIMEOUT", text)
 
     def _where(self, one: UnderWay) -> str:
-        path, offset = self._reader.place(one.read.key)
+        path, offset = self._reader.place(one.read.key, one.read.copy)
         layer, expert = one.read.key
         return f"layer {layer} expert {expert}: {path} from byte {offset} on"
 
@@ -203,6 +204,8 @@ class ExpertLoading:
             counters.read_errors += result.code != "CANCELLED"
             return
         counters.reads += 1
+        counters.reads_home += result.copy == HOME
+        counters.reads_mirror += result.copy == MIRROR
         counters.bytes_read += result.n_bytes
         counters.read_ns += result.read_ns
         self.read_times.note(result.read_ns)

@@ -12,6 +12,8 @@ class Counters:
     miss_requests: int = 0  # repeats counted
     fetches: int = 0
     reads: int = 0  # experts read whole
+    reads_home: int = 0  # of these, served by the first copy
+    reads_mirror: int = 0  # and by the mirror
     bytes_read: int = 0  # of these, without what alignment adds
     read_ns: int = 0  # sum over experts, from submission to the last byte's checksum
     read_errors: int = 0  # experts that failed

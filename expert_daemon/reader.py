@@ -5,7 +5,7 @@ ReaderThreads, and results come back through `drain` after `wake` was called onc
 
 Invariants: a read that was submitted gives exactly one result, after its last system call has
 returned; until then its slot is written to. A read whose checksum is not the key's is repeated once
-before it fails. Where the key has a second place, its mirror, a read that failed goes on there; it
+before it fails. Where the key has a second copy, in a mirror, a read that failed goes on there; it
 has failed when both have.
 """
 
@@ -18,7 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from protocol.wire.limits import MAX_TEXT
+
 from .checksums import Checksums, slot_checksum
+from .copies import HOME, Copies
 from .log import log
 from .range_reader import RangeReader, ReadFailure
 from .read_plan import DEFAULT_SHAPE, Fragment, Part, ReadShape, plan_parts
@@ -27,6 +30,15 @@ from .slot_hash import SlotHash
 from .source import Bytes
 
 Key = tuple[int, int]  # layer, expert
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFault:
+    """What was wrong with one copy of an expert."""
+
+    copy: int
+    code: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,8 @@ class ReadResult:
     checksum: int
     n_bytes: int
     read_ns: int
+    copy: int  # which was read last
+    faults: tuple[CopyFault, ...]  # of the copies that were read
 
 
 class ExpertRead:
@@ -51,7 +65,10 @@ class ExpertRead:
         "begun",
         "cancelled",
         "claimed",
+        "copies",
+        "copy",
         "failure",
+        "faults",
         "generation",
         "hashing",
         "is_repeated",
@@ -59,7 +76,7 @@ class ExpertRead:
         "lane",
         "memory",
         "n_unfinished",
-        "others",
+        "n_whole",
         "parts",
         "slot",
         "started",
@@ -82,7 +99,10 @@ class ExpertRead:
         self.failure: ReadFailure | None = None
         self.hashing: SlotHash | None = None  # in an idle lane, once every part has been read
         self.is_repeated = False
-        self.others: list[list[Fragment]] = []  # places of the same bytes that were not tried yet
+        self.copy = HOME  # that is being read
+        self.copies: list[int] = []  # that were not tried yet
+        self.faults: list[CopyFault] = []
+        self.n_whole = 0  # how often all of it was read
         self.started = time.monotonic_ns()
 
     def longest_ns(self, now: int) -> int:
@@ -110,10 +130,9 @@ class ExpertReader:
         """
         self._threads = threads
         self._ranges = ranges
-        self._fragments_of = fragments_of
-        self._mirror_of = mirror_of
-        self._bad_at_home: set[Key] = set()  # read from their mirror first
+        self.copies = Copies(fragments_of, mirror_of)
         self._pieces = [[piece for piece in layer if piece[1]] for layer in pieces]
+        self._expert_bytes = [sum(n_bytes for _, n_bytes in layer) for layer in pieces]
         self._wake = wake
         self._awake = False
         self._results: deque[ReadResult] = deque()
@@ -122,11 +141,11 @@ class ExpertReader:
         self._shape = shape
         self.n_in_flight = 0
         self.n_checksum_retries = 0
-        self.n_mirror_reads = 0
+        self.n_fallbacks = 0  # reads that went on with the other copy
 
-    def place(self, key: Key) -> tuple[str, int]:
-        """(file, offset) of a key's first byte, for messages."""
-        first = plan_parts(self._fragments_of(key))[0]
+    def place(self, key: Key, copy: int = HOME) -> tuple[str, int]:
+        """(file, offset) of a copy's first byte, for messages."""
+        first = plan_parts(self.copies.fragments(key, copy))[0]
         return str(self._ranges.source.path(first.shard)), first.start
 
     def submit(
@@ -137,19 +156,17 @@ class ExpertReader:
         memory: Bytes,
         lane: Lane = Lane.DEMAND,
         *,
-        elsewhere: bool = False,
+        last: int | None = None,
     ) -> ExpertRead:
         """Begin to read `key` into `memory`, u8 [slot_bytes], the slot's own bytes.
 
         In idle lanes by small parts: what is begun of them is what a demand waits behind.
-        elsewhere  from the mirror first, where there is one: the key's own drive is slow
+        last  the copy to leave for the end, where there are two: its drive is slow
         """
-        places = [place for place in (self._fragments_of(key), self._mirror_of(key)) if place]
-        if elsewhere or key in self._bad_at_home:
-            places.reverse()
-        parts = plan_parts(places[0], self._shape, small=not lane.is_urgent)
+        copy, *others = self.copies.order(key, self._expert_bytes[key[0]], last=last)
+        parts = self._parts(key, copy, lane)
         read = ExpertRead(key, slot, generation, lane=lane, memory=memory, parts=parts)
-        read.others = places[1:]
+        read.copy, read.copies = copy, others
         self.n_in_flight += 1
         self._submit_parts(read, lane)
         return read
@@ -181,7 +198,7 @@ class ExpertReader:
 
     def order(self, key: Key) -> tuple[int, int]:
         """(shard, offset) of a key's first byte: ascending is the order of the files."""
-        return min((part.shard, part.offset) for part in self._fragments_of(key))
+        return min((part.shard, part.offset) for part in self.copies.fragments(key))
 
     def drain(self) -> list[ReadResult]:
         """Return the results that have come since the last call."""
@@ -192,6 +209,10 @@ class ExpertReader:
         self.n_in_flight -= len(results)
         return results
 
+    def _parts(self, key: Key, copy: int, lane: Lane) -> list[Part]:
+        fragments = self.copies.fragments(key, copy)
+        return plan_parts(fragments, self._shape, small=not lane.is_urgent)
+
     def _submit_parts(self, read: ExpertRead, lane: Lane) -> None:
         for number, claimed in enumerate(bytes(read.claimed)):
             if not claimed:
@@ -199,17 +220,12 @@ class ExpertReader:
 
     def _run_part(self, read: ExpertRead, number: int, bounce: Bytes) -> None:
         with self._lock:
-            if read.claimed[number]:
+            if number >= len(read.claimed) or read.claimed[number]:
                 return
             read.claimed[number] = 1
         failure: ReadFailure | None = None
         if read.failure is None and not read.cancelled:
-            read.begun[number] = time.monotonic_ns()
-            try:
-                self._ranges.read_part(read.parts[number], read.memory, read.address, bounce)
-            except ReadFailure as caught:
-                failure = caught
-            read.begun[number] = 0
+            failure = self._read_part(read, number, bounce)
         elif read.failure is None:
             failure = ReadFailure("CANCELLED", "cancelled before it was read")
         with self._lock:
@@ -218,6 +234,20 @@ class ExpertReader:
             is_last = read.n_unfinished == 0
         if is_last:
             self._finish(read)
+
+    def _read_part(self, read: ExpertRead, number: int, bounce: Bytes) -> ReadFailure | None:
+        part, rates = read.parts[number], self.copies.rates
+        n_bytes = part.stop - part.start
+        began = read.begun[number] = time.monotonic_ns()
+        try:
+            self._ranges.read_part(part, read.memory, read.address, bounce)
+        except ReadFailure as failure:
+            rates.note_failed(read.copy, n_bytes, time.monotonic_ns() - began)
+            return failure
+        finally:
+            read.begun[number] = 0
+        rates.note(read.copy, n_bytes, time.monotonic_ns() - began)
+        return None
 
     def _finish(self, read: ExpertRead) -> None:
         pieces = self._pieces[read.key[0]]
@@ -248,6 +278,7 @@ class ExpertReader:
 
     def _conclude(self, read: ExpertRead, checksum: int) -> None:
         if read.failure is None:
+            read.n_whole += 1
             known = self.checksums.learn(*read.key, checksum)
             if checksum != known:
                 if not read.is_repeated:
@@ -259,9 +290,13 @@ class ExpertReader:
                     f"{self._ranges.source.path(first.shard)}: bytes from {first.start} on have "
                     f"checksum {checksum:016x}, wanted {known:016x}, read twice",
                 )
-        if read.failure is not None and read.others and not read.cancelled:
-            self._go_on_elsewhere(read, read.failure)
-            return
+        failure = read.failure
+        if failure is not None and failure.code != "CANCELLED":
+            read.faults.append(CopyFault(read.copy, failure.code, failure.text))
+            self.copies.note_failed(read.key, read.copy)
+            if read.copies and not read.cancelled:
+                self._go_on_elsewhere(read, failure)
+                return
         self._results.append(self._result(read, checksum))
         if not self._awake:
             self._awake = True
@@ -273,12 +308,12 @@ class ExpertReader:
         self._begin_again(read)
 
     def _go_on_elsewhere(self, read: ExpertRead, failure: ReadFailure) -> None:
-        log(f"layer {read.key[0]} expert {read.key[1]}: {failure.text}; trying its other place")
-        self.n_mirror_reads += 1
-        self._bad_at_home ^= {read.key}  # the other place first from now on
+        log(f"layer {read.key[0]} expert {read.key[1]}: {failure.text}; trying its other copy")
+        self.n_fallbacks += 1
         read.failure = None
         read.is_repeated = False
-        read.parts = plan_parts(read.others.pop(0), self._shape)
+        read.copy = read.copies.pop(0)
+        read.parts = self._parts(read.key, read.copy, read.lane)
         self._begin_again(read)
 
     def _begin_again(self, read: ExpertRead) -> None:
@@ -290,16 +325,27 @@ class ExpertReader:
         self._submit_parts(read, read.lane)
 
     def _result(self, read: ExpertRead, checksum: int) -> ReadResult:
-        failure = read.failure
         layer, expert = read.key
-        n_bytes = sum(n_bytes for _, n_bytes in self._pieces[layer])
+        code, text = _verdict(read)
         return ReadResult(
             key=read.key,
             slot=read.slot,
             generation=read.generation,
-            code=failure.code if failure else "",
-            text=f"layer {layer} expert {expert}: {failure.text}" if failure else "",
+            code=code,
+            text=f"layer {layer} expert {expert}: {text}"[:MAX_TEXT] if code else "",
             checksum=checksum,
-            n_bytes=0 if failure else n_bytes * (2 if read.is_repeated else 1),
+            n_bytes=0 if code else self._expert_bytes[layer] * read.n_whole,
             read_ns=time.monotonic_ns() - read.started,
+            copy=read.copy,
+            faults=tuple(read.faults),
         )
+
+
+def _verdict(read: ExpertRead) -> tuple[str, str]:
+    """Return code and text of a read that has ended: CHECKSUM only where no copy may be good."""
+    if read.failure is None:
+        return "", ""
+    if read.failure.code == "CANCELLED":
+        return read.failure.code, read.failure.text
+    codes = [fault.code for fault in read.faults if fault.code != "CHECKSUM"]
+    return (codes or ["CHECKSUM"])[0], "; ".join(fault.text for fault in read.faults)

@@ -10,6 +10,7 @@ import numpy as np
 
 from protocol.wire.messages import KeyList, Keys, Ping, Pong, StatList, Stats
 
+from .copies import COPY_NAMES
 from .outbox import Outbox
 from .quarantine import MOST_LISTED
 from .sessions import Session, Sessions
@@ -59,7 +60,7 @@ class Reports:
             "uptime_s": time.monotonic() - self._started,
             "n_slots": n_slots,
             "slot_bytes": layout.slot_bytes,
-            "arena_bytes": layout.bookkeeping_bytes + n_slots * layout.slot_bytes,
+            "arena_bytes": layout.populated_bytes(n_slots),
             "ring_rows": layout.ring_rows,
             "table_version": self._cache.table_version,
             "n_resident": len(self._cache.resident()),
@@ -71,7 +72,8 @@ class Reports:
             **works.loading.read_times.values(),
             "read_retries": works.ranges.n_retries,
             "checksum_retries": works.reader.n_checksum_retries,
-            "mirror_reads": works.reader.n_mirror_reads,
+            "mirror_fallbacks": works.reader.n_fallbacks,
+            **self._rates(),
             "checksums_known": works.reader.checksums.n_known,
             "rehash_waiting": works.loading.suspects.n_waiting,
             "reads_not_back": works.loading.faults.n_lost,
@@ -86,12 +88,21 @@ class Reports:
         }
 
     def _quarantined(self) -> dict[str, Value]:
-        """Each quarantined expert with file, offset and reason, as far as they can be listed."""
-        quarantine = self._works.loading.faults.quarantine
-        values: dict[str, Value] = {"quarantined": len(quarantine)}
-        for entry in quarantine.entries()[:MOST_LISTED]:
-            values[f"quarantine layer {entry.layer} expert {entry.expert}"] = entry.reason
+        """Each quarantined copy with file, offset and reason, as far as they can be listed."""
+        faults = self._works.loading.faults
+        values: dict[str, Value] = {
+            "quarantined": faults.n_quarantined,
+            "quarantined_copies": len(faults.quarantine),
+        }
+        for entry in faults.quarantine.entries()[:MOST_LISTED]:
+            name = f"quarantine layer {entry.layer} expert {entry.expert}"
+            values[f"{name} {COPY_NAMES[entry.copy]}" if entry.copy else name] = entry.reason
         return values
+
+    def _rates(self) -> dict[str, Value]:
+        """Bytes a second of each copy's recent reads."""
+        rates = self._works.reader.copies.rates.rates()
+        return {f"rate_{name}": rate for name, rate in zip(COPY_NAMES, rates, strict=True)}
 
     def _stuck(self) -> str:
         """Who does not answer a Ping: role and process of each."""

@@ -76,8 +76,9 @@ def troubles(stats: dict[str, Any]) -> list[str]:
     """Return a line for each thing that is not as it should be."""
     quarantined = [str(text) for name, text in stats.items() if name.startswith(QUARANTINE)]
     lines = [f"quarantined: {text}" for text in quarantined]
-    if stats["quarantined"] > len(quarantined):
-        lines.append(f"and {stats['quarantined'] - len(quarantined)} more in quarantine")
+    n_quarantined = stats.get("quarantined_copies", stats["quarantined"])
+    if n_quarantined > len(quarantined):
+        lines.append(f"and {n_quarantined - len(quarantined)} more in quarantine")
     if stats["stuck_clients"]:
         lines.append(f"stuck: {stats['stuck']}")
     for name, text in (
@@ -97,8 +98,8 @@ def quarantined_keys(stats: dict[str, Any]) -> list[tuple[int, int]]:
     for name in stats:
         if name.startswith(QUARANTINE):
             layer, _, expert = name.removeprefix(QUARANTINE).partition(" expert ")
-            keys.append((int(layer), int(expert)))
-    return sorted(keys)
+            keys.append((int(layer), int(expert.split()[0])))  # a mirror's copy says so behind
+    return sorted(set(keys))
 
 
 def _layers(headers: NDArray[Any], n_layers: int, n_hottest: int) -> list[dict[str, Any]]:

@@ -84,6 +84,14 @@ def test_a_bad_copy_is_not_tried_until_it_is_trusted_again():
     assert copies.good((0, 1)) == [HOME, MIRROR]
 
 
+def test_a_copy_that_failed_is_tried_last_until_the_other_one_fails():
+    copies = copies_of()
+    copies.note_failed((0, 1), HOME)
+    assert [copies.order((0, 1), MIB) for _ in range(3)] == [[MIRROR, HOME]] * 3
+    copies.note_failed((0, 1), MIRROR)
+    assert copies.order((0, 1), MIB) == [HOME, MIRROR]
+
+
 def test_a_second_read_begins_with_the_other_copy():
     copies = copies_of()
     assert copies.order((0, 1), MIB, last=HOME) == [MIRROR, HOME]

@@ -14,6 +14,7 @@ import pytest
 import xxhash
 
 from expert_daemon.checksums import Checksums
+from expert_daemon.copies import HOME, MIRROR, Copies
 from expert_daemon.direct_io import aligned_buffer
 from expert_daemon.range_reader import RangeReader
 from expert_daemon.read_plan import Fragment
@@ -213,22 +214,24 @@ def test_what_cannot_be_read_at_home_comes_from_the_mirror(harness, capfd):
         result, found = h.read(0)
         assert result.code == "", result.text
         assert found == h.wanted(0)
-    assert h.reader.n_mirror_reads == 1  # then it is asked first
+    assert h.reader.n_fallbacks == 1  # then it is asked first
     line = capfd.readouterr().err
     assert "layer 3 expert 0" in line
     assert "experts.bin" in line
     h.source.faults.eio = None
     assert h.read(1)[0].code == ""
-    assert h.reader.n_mirror_reads == 1
+    assert h.reader.n_fallbacks == 1
 
 
 def test_wrong_bytes_at_home_come_right_from_the_mirror(harness):
     h = harness(mirrored=True)
-    assert h.read(0)[0].code == ""
+    assert [h.read(0)[0].copy for _ in range(2)] == [HOME, MIRROR]
     h.source.faults.wrong = overlaps(0, h.start, 64)
     result, found = h.read(0)
-    assert (result.code, found) == ("", h.wanted(0))
-    assert (h.reader.n_checksum_retries, h.reader.n_mirror_reads) == (1, 1)
+    assert (result.code, found, result.copy) == ("", h.wanted(0), MIRROR)
+    assert [(fault.copy, fault.code) for fault in result.faults] == [(HOME, "CHECKSUM")]
+    assert result.n_bytes == 3 * sum(SIZES)
+    assert (h.reader.n_checksum_retries, h.reader.n_fallbacks) == (1, 1)
 
 
 def test_where_both_places_fail_the_read_has_failed(harness):
@@ -236,16 +239,47 @@ def test_where_both_places_fail_the_read_has_failed(harness):
     h.source.faults.eio = lambda *_: True
     result, _ = h.read(0)
     assert result.code == "EIO"
+    assert "experts.bin" in result.text
     assert "mirror.bin" in result.text
     h.source.faults.eio = None
     result, found = h.read(0)
     assert (result.code, found) == ("", h.wanted(0))
 
 
+def test_a_home_that_ends_early_is_made_up_for_by_the_mirror(harness):
+    h = harness(mirrored=True)
+    with h.files.path(0).open("r+b") as file:
+        file.truncate(h.start + 1000)
+    for expert in range(N_EXPERTS):
+        result, found = h.read(expert)
+        assert (result.code, result.copy, found) == ("", MIRROR, h.wanted(expert))
+    assert h.reader.n_fallbacks >= 1
+
+
+def test_where_one_copy_is_wrong_and_the_other_unreadable_the_error_is_not_final(harness):
+    h = harness(mirrored=True)
+    h.reader.checksums.learn(3, 0, 42)
+    h.source.faults.eio = lambda shard, *_: shard == 1
+    result, _ = h.read(0)
+    assert result.code == "EIO"
+    assert [(fault.copy, fault.code) for fault in result.faults] == [
+        (HOME, "CHECKSUM"),
+        (MIRROR, "EIO"),
+    ]
+
+
+def test_experts_come_from_both_copies_the_slow_one_giving_fewer(harness):
+    slow = Faults(late=lambda shard, *_: 0.03 * (shard == 1))
+    h = harness(mirrored=True, faults=slow, n_threads=1)
+    copies = [h.read(number % N_EXPERTS)[0].copy for number in range(30)]
+    assert copies[:4] == [HOME, MIRROR, HOME, MIRROR]
+    assert 1 <= copies[10:].count(MIRROR) <= 8
+
+
 def test_a_second_read_goes_to_the_mirror_first(harness):
     h = harness(mirrored=True, faults=Faults(stuck=lambda shard, *_: shard == 0))
     memory = h.slot()
-    h.reader.submit((3, 2), 1, 1, memory, elsewhere=True)
+    h.reader.submit((3, 2), 1, 1, memory, last=HOME)
     assert h.results(1)[0].code == ""
     assert h.of_slot(memory) == h.wanted(2)
 
@@ -289,7 +323,7 @@ def test_a_prefetch_is_read_in_small_pieces_and_demand_in_few(harness):
     h = harness()
     h.start = 0
     h.fragments = lambda key: [Fragment(0, 0, 20 << 20, 0)]
-    h.reader._fragments_of = h.fragments
+    h.reader.copies = Copies(h.fragments)
     h.threads.close(5)
     assert len(h.reader.submit((0, 0), 0, 0, h.slot(), Lane.PREFETCH).parts) == 20
     assert len(h.reader.submit((0, 1), 1, 0, h.slot(), Lane.DEMAND).parts) <= 8

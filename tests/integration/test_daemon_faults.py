@@ -173,7 +173,7 @@ def test_a_packs_mirror_serves_what_its_own_drive_cannot(model, runtime_dir, tmp
         answer = load(engine, 2, (7, 8))
         assert answer.errors == ()
         assert slot_bytes(engine, answer.slots[0]) == wanted
-        assert engine.stats()["mirror_reads"] == 1
+        assert engine.stats()["mirror_fallbacks"] == 1
         evict_all(engine)
         faults.eio, faults.wrong = None, home
         answer = load(engine, 2, (7,))

@@ -42,7 +42,8 @@ class Outbox:
         self._counters.frames_refused += 1
         if self._counters.frames_refused <= MAX_REFUSALS_LOGGED:
             log(f"refused ({refusal.reason}): {refusal.text}")
-        self._router.send(route, encode(refusal, session, self._generation))
+        frame = encode(refusal, session, self._generation)
+        self._router.send(route, frame, patient=session != 0)
 
     def look_again(self) -> None:
         """Call after messages were sent in answer to something other than a message."""

@@ -27,6 +27,7 @@ MAX_MESSAGES_AT_ONCE = 32  # then the loop's other work has its turn
 SEND_PAUSES_S = (0.0, 0.0002, 0.001, 0.0)
 # As plain numbers: combining enumerations takes longer than the calls that they are for.
 _NOBLOCK = int(zmq.NOBLOCK)
+_NO_PAUSES_S = (0.0,)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _RCVMORE = int(zmq.RCVMORE)
 
@@ -53,9 +54,12 @@ class Router:
         loop.add_reader(self._descriptor, self._drain)
         loop.call_soon(self._drain)
 
-    def send(self, route: bytes, frame: bytes) -> bool:
-        """Send one frame to one client; False where it is gone or does not read."""
-        for pause in SEND_PAUSES_S:
+    def send(self, route: bytes, frame: bytes, *, patient: bool = True) -> bool:
+        """Send one frame to one client; False where it is gone or does not read.
+
+        patient  wait a moment for one whose pipe is full: not for somebody who may be flooding us
+        """
+        for pause in SEND_PAUSES_S if patient else _NO_PAUSES_S:
             try:
                 self._socket.send(route, _NOBLOCK_MORE)
                 self._socket.send(frame, _NOBLOCK)

@@ -63,7 +63,7 @@ class Arena:
     def slot(self, slot: int) -> Bytes:
         """One slot's bytes, writable."""
         offset = self.view.layout.slot_offset(slot)
-        return self.memory[offset : offset + self.view.layout.slot_bytes]
+        return self.memory[offset : offset + self.view.layout.rooms.size(slot)]
 
     def note_engine(self, pid: int) -> None:
         """Write into the identity page which process is the engine; 0: none."""
@@ -173,6 +173,7 @@ def _initialise(
     memory = _map(descriptor, planned)
     memory[: layout.bookkeeping_bytes] = 0
     view = ArenaView(memory.data, layout)
+    view.pieces[:] = planned.pieces
     if engine_pid:  # it may be reading any of them
         view.headers["state"] = SlotState.RETIRING
     view.policy[: STAMP.itemsize].view(STAMP)[0] = whose.stamp
@@ -195,7 +196,8 @@ def _map(descriptor: int, planned: PlannedArena) -> Bytes:
     layout = planned.layout
     file_bytes = os.fstat(descriptor).st_size
     mapping = mmap.mmap(descriptor, file_bytes, mmap.MAP_SHARED)
-    used = layout.slots_offset + planned.n_slots * layout.slot_bytes
+    slots = layout.slots_range(0, planned.n_slots)
+    used = sum(slots)
     unused = file_bytes // mmap.PAGESIZE * mmap.PAGESIZE - used
     if unused > 0:  # a larger predecessor may have left pages there
         mapping.madvise(mmap.MADV_REMOVE, used, unused)
@@ -205,7 +207,7 @@ def _map(descriptor: int, planned: PlannedArena) -> Bytes:
         memory,
         [
             (0, layout.bookkeeping_bytes),
-            (layout.slots_offset, planned.n_slots * layout.slot_bytes),
+            slots,
         ],
         n_threads=os.cpu_count() or 1,
     )
@@ -235,9 +237,10 @@ def describe(arena: Arena) -> str:
     """Return the arena in a line for the log."""
     layout = arena.view.layout
     kept = int((arena.view.headers["state"] == SlotState.READY).sum())
-    n_bytes = layout.bookkeeping_bytes + arena.identity.n_slots * layout.slot_bytes
+    n_bytes = layout.populated_bytes(arena.identity.n_slots)
+    sizes = " or ".join(map(str, layout.rooms.sizes))
     return (
         f"arena of {format_size(n_bytes)}: {arena.identity.n_slots} slots of "
-        f"{layout.slot_bytes} bytes, {layout.ring_rows} rows, "
+        f"{sizes} bytes, {layout.ring_rows} rows, "
         f"{kept} experts kept, generation {arena.identity.daemon_generation}"
     )

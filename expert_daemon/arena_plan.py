@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from protocol.arena.fds import check_arena
-from protocol.arena.layout import ArenaLayout
+from protocol.arena.layout import PIECES, ArenaLayout, Rooms
 from protocol.errors import ProtocolError
 from protocol.files.checkpoint import Checkpoint
+from protocol.files.slice_map import SlotImage
 
-from .budget import Budget, minimum_slots, plan_arena, slot_budget
+from .budget import Budget, common_slots, minimum_slots, plan_arena, slot_budget
 from .populate import available_bytes
 
 MIN_RING_ROWS = 1024
@@ -28,6 +33,8 @@ class PlannedArena:
     budget: Budget
     max_bytes: int  # the most that a resize may give it
     n_slots_set: int  # what the settings give; another n_slots is a resize's, which outlives them
+    pieces: NDArray[np.uint64]  # [n_layers, 2, 6], zeros for layers like the layout's
+    layer_rooms: tuple[int, ...]  # the room of each layer's experts
 
 
 def plan(
@@ -38,6 +45,8 @@ def plan(
     Raises ConfigError with each addend of the minimum where the size is too small.
     """
     n_keys = checkpoint.config.n_keys
+    images = [layout.image for layout in checkpoint.slice_map.layouts]
+    rooms = Rooms.of([image.slot_bytes for image in images], common_slots(top_k_batch))
     row_bytes = max((table.row_bytes for table in checkpoint.engram_tables), default=0)
 
     def layout_of(n_slots: int, ring_rows: int) -> ArenaLayout:
@@ -51,11 +60,11 @@ def plan(
             ring_rows=ring_rows,
             piece_offsets=image.piece_offsets,
             piece_bytes=image.piece_bytes,
+            rooms=rooms,
         )
 
     def bytes_of(n_slots: int, ring_rows: int) -> int:
-        layout = layout_of(max(n_slots, 1), ring_rows)
-        return layout.bookkeeping_bytes + n_slots * layout.slot_bytes
+        return layout_of(max(n_slots, 1), ring_rows).populated_bytes(n_slots)
 
     least = bytes_of(minimum_slots(top_k_batch).n_slots, MIN_RING_ROWS if row_bytes else 0)
     size_bytes = size_bytes or max(least, _automatic_size())
@@ -72,11 +81,27 @@ def plan(
         size_bytes,
         top_k_batch=top_k_batch,
         n_keys=n_keys,
-        bytes_of=lambda n_slots: layout.bookkeeping_bytes + n_slots * layout.slot_bytes,
+        bytes_of=layout.populated_bytes,
     )
     return PlannedArena(
-        layout, planned.n_slots, planned.n_bytes, planned.budget, max_bytes, planned.n_slots
+        layout=layout,
+        n_slots=planned.n_slots,
+        n_bytes=planned.n_bytes,
+        budget=slot_budget(planned.n_slots, top_k_batch, rooms),
+        max_bytes=max_bytes,
+        n_slots_set=planned.n_slots,
+        pieces=_pieces(images, checkpoint.slice_map.image),
+        layer_rooms=tuple(rooms.room_for(image.slot_bytes) for image in images),
     )
+
+
+def _pieces(images: Sequence[SlotImage], usual: SlotImage) -> NDArray[np.uint64]:
+    """Offsets and bytes of each layer's pieces, zeros where they are the usual ones."""
+    pieces = np.zeros((len(images), 2, len(PIECES)), np.uint64)
+    for layer, image in enumerate(images):
+        if image != usual:
+            pieces[layer] = image.piece_offsets, image.piece_bytes
+    return pieces
 
 
 def _ring_rows(surplus_bytes: int, max_surplus_bytes: int, row_bytes: int) -> int:
@@ -108,22 +133,23 @@ def keep_size(
     except (ProtocolError, OSError):
         return planned
     ours, theirs = planned.layout, identity.layout
-    budget = slot_budget(identity.n_slots, top_k_batch)
+    budget = slot_budget(identity.n_slots, top_k_batch, theirs.rooms)
     is_same_model = (
         identity.fingerprint == fingerprint
         and theirs.piece_offsets == ours.piece_offsets
         and theirs.piece_bytes == ours.piece_bytes
-        and (theirs.slot_bytes, theirs.row_bytes) == (ours.slot_bytes, ours.row_bytes)
+        and (theirs.rooms, theirs.row_bytes) == (ours.rooms, ours.row_bytes)
     )
     if not is_same_model or budget.needed > identity.n_slots:
         return planned
     if is_given and (theirs != ours or identity.n_slots_set != planned.n_slots):
         return planned
-    n_bytes, most = (
-        theirs.bookkeeping_bytes + n_slots * theirs.slot_bytes
-        for n_slots in (identity.n_slots, theirs.n_slots_max)
-    )
-    n_slots_set = planned.n_slots if is_given else identity.n_slots_set
-    return PlannedArena(
-        theirs, identity.n_slots, n_bytes, budget, max(planned.max_bytes, most), n_slots_set
+    return replace(
+        planned,
+        layout=theirs,
+        n_slots=identity.n_slots,
+        n_bytes=theirs.populated_bytes(identity.n_slots),
+        budget=budget,
+        max_bytes=max(planned.max_bytes, theirs.populated_bytes(theirs.n_slots_max)),
+        n_slots_set=planned.n_slots if is_given else identity.n_slots_set,
     )

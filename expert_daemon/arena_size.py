@@ -34,7 +34,7 @@ class ArenaSize:
 
     def budget_of(self, n_slots: int) -> Budget:
         """What so many slots are for."""
-        return slot_budget(n_slots, self._top_k_batch)
+        return slot_budget(n_slots, self._top_k_batch, self._arena.view.layout.rooms)
 
     def set_budget(self, n_slots: int) -> None:
         """From now on only so many slots count."""

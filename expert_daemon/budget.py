@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from protocol.arena.rooms import Rooms
 from protocol.errors import ConfigError
 
 HEDGE_SLOTS = 2
 PREFILL_WINDOW = 16
 MOST_FREE = 64
 MOST_LEASES = 64
+MANY_SLOTS = 1 << 20  # so many that no share of them is below its limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Budget:
     hedge: int
     lease_quota: int
     prefill_window: int
+    n_for_any: int  # slots that any expert may take; a layer of small ones has more
 
     @property
     def needed(self) -> int:
@@ -37,7 +40,7 @@ class Budget:
     @property
     def max_experts(self) -> int:
         """The most experts of one MissRequest: what neither pool, readers nor hedges may hold."""
-        return self.n_slots - self.free_pool - self.lease_quota - self.hedge
+        return self.n_for_any - self.free_pool - self.lease_quota - self.hedge
 
     def lines(self) -> list[str]:
         """Each addend with its name, one a line, the sum last."""
@@ -61,8 +64,10 @@ class ArenaPlan:
     budget: Budget
 
 
-def slot_budget(n_slots: int, top_k_batch: int) -> Budget:
+def slot_budget(n_slots: int, top_k_batch: int, rooms: Rooms | None = None) -> Budget:
     """The budget of an arena of `n_slots`; it is legal where `needed` is at most `n_slots`.
+
+    rooms  of the arena's slots; None: all are alike
 
     The lease quota is a quarter of the slots at most, and less where only the rest fits.
     """
@@ -70,7 +75,12 @@ def slot_budget(n_slots: int, top_k_batch: int) -> Budget:
     excess = budget.needed - n_slots
     if excess > 0 and n_slots > minimum_slots(top_k_batch).n_slots:
         budget = replace(budget, lease_quota=budget.lease_quota - excess)
-    return budget
+    return budget if rooms is None else replace(budget, n_for_any=rooms.n_for_any(n_slots))
+
+
+def common_slots(top_k_batch: int) -> int:
+    """How many slots must take any expert: the largest need that there may be of slots at once."""
+    return _full_budget(MANY_SLOTS, top_k_batch).needed
 
 
 def minimum_slots(top_k_batch: int) -> Budget:
@@ -112,6 +122,7 @@ def _full_budget(n_slots: int, top_k_batch: int) -> Budget:
         hedge=HEDGE_SLOTS,
         lease_quota=min(MOST_LEASES, n_slots // 4),
         prefill_window=PREFILL_WINDOW,
+        n_for_any=n_slots,
     )
 
 

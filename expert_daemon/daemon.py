@@ -48,6 +48,7 @@ from .routing_trace import shape_of
 from .row_table import RowTable
 from .rows import serve_rows
 from .server import Server
+from .slots import SlotRooms
 from .source import FileSource, Source
 from .suspects import Suspects
 from .tiers import TieredPolicy
@@ -269,7 +270,11 @@ def _make_cache(
     config: DaemonConfig, checkpoint: Checkpoint, planned: PlannedArena, arena: Arena
 ) -> SlotCache:
     view = arena.view
-    memory = CacheMemory(view.table, view.headers, view.table_sequence, view.table_version)
+    rooms = None
+    if not view.layout.rooms.is_uniform:
+        of_slot = [view.layout.rooms.room(slot) for slot in range(len(view.headers))]
+        rooms = SlotRooms(of_slot, planned.layer_rooms)
+    memory = CacheMemory(view.table, view.headers, view.table_sequence, view.table_version, rooms)
     policy = TieredPolicy(make_policy(config.policy, checkpoint.config.n_keys), view.tier)
     limits = CacheLimits(
         planned.budget.free_pool,

@@ -48,6 +48,7 @@ class ExpertViews:
         _check(layout.piece_bytes, shapes)
         self._shapes = shapes
         self._device = device if device is not None and device.type != "cpu" else None
+        self._layout = layout
         self._slots = _slots_tensor(arena)
         self._made: list[tuple[PieceShapes, ExpertMatrices] | None] = [None] * layout.n_slots_max
 
@@ -55,11 +56,16 @@ class ExpertViews:
         """Return the matrices that stand in `slot` now, which holds an expert of `layer`."""
         shapes = self._shapes[layer]
         if self._device is not None:
-            return _pieces(self._slots[slot].to(self._device), shapes)
+            return _pieces(self._bytes(slot).to(self._device), shapes)
         made = self._made[slot]
         if made is None or made[0] is not shapes:
-            made = self._made[slot] = (shapes, _pieces(self._slots[slot], shapes))
+            made = self._made[slot] = (shapes, _pieces(self._bytes(slot), shapes))
         return made[1]
+
+    def _bytes(self, slot: int) -> Tensor:
+        rooms = self._layout.rooms
+        start = rooms.end(slot)
+        return self._slots[start : start + rooms.size(slot)]
 
 
 def _check(arena_bytes: tuple[int, ...], shapes: Sequence[PieceShapes]) -> None:
@@ -81,15 +87,14 @@ def _pieces(slot: Tensor, shapes: PieceShapes) -> ExpertMatrices:
 
 
 def _slots_tensor(arena: ArenaView) -> Tensor:
-    """All slots as one u8 tensor [n_slots_max, slot_bytes] over the mapping."""
+    """The bytes of all slots as one u8 tensor over the mapping."""
     layout = arena.layout
     with warnings.catch_warnings():
         # The mapping is read-only on purpose, and nothing here writes to the tensor.
         warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-        flat = torch.frombuffer(
+        return torch.frombuffer(
             arena.memory,
             dtype=torch.uint8,
             offset=layout.slots_offset,
-            count=layout.n_slots_max * layout.slot_bytes,
+            count=layout.size("slots"),
         )
-    return flat.view(layout.n_slots_max, layout.slot_bytes)

@@ -87,6 +87,15 @@ class Rooms:
         start = _at(self.sizes, (0,) * len(block), common)
         return start + _at(self.sizes, block, n_slots - common)
 
+    def n_for_any(self, n_slots: int) -> int:
+        """Return how many of the first `n_slots` take any expert; no layer has fewer to take."""
+        if self.is_uniform:
+            return n_slots
+        block = self.block
+        common = min(n_slots, self.n_common)
+        n_blocks, rest = divmod(n_slots - common, len(block))
+        return common + n_blocks * block.count(0) + block[:rest].count(0)
+
     @property
     def chunk_slots(self) -> int:
         """The fewest slots, in whole blocks, whose bytes are a multiple of HUGE_BYTES."""

@@ -29,6 +29,7 @@ def test_slots_stand_one_behind_the_other(sizes: list[int], n_common: int, n_slo
         assert rooms.end(slot) % 4096 == 0
         assert rooms.size(slot) == rooms.sizes[rooms.room(slot)]
         assert slot >= rooms.n_common or rooms.room(slot) == 0
+    assert rooms.n_for_any(n_slots) == [rooms.room(s) for s in range(n_slots)].count(0)
 
 
 @given(sizes=SIZES)

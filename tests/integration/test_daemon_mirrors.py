@@ -127,6 +127,27 @@ def test_an_expert_bad_in_both_copies_is_quarantined_until_it_is_lifted(packed, 
         assert engine.miss(1, [3]).errors == ()
 
 
+def test_a_drive_of_a_striped_pack_that_fails_is_made_up_for_by_the_mirror(runtime_dir, tmp_path):
+    official = write_fake_checkpoint(
+        tmp_path / "model", n_layers=N_LAYERS, n_experts=N_EXPERTS, top_k=TOP_K,
+        hidden_size=1024, expert_width=512,
+    )  # fmt: skip
+    stripes = f"{tmp_path / 'x'},{tmp_path / 'y'}"
+    pack(official, tmp_path / "pack", "--stripe", stripes, "--mirror", tmp_path / "mirror")
+    checkpoint = open_checkpoint(tmp_path / "pack")
+    lost = [n for n, shard in enumerate(checkpoint.shards) if shard.path.parent == tmp_path / "y"]
+    assert len(lost) == N_LAYERS
+    faults = Faults(eio=lambda shard, *_: shard in lost)
+    with (
+        daemon_thread(tmp_path / "pack", runtime_dir, faults) as daemon,
+        engine_of(daemon, checkpoint) as engine,
+    ):
+        load_all(engine, open_checkpoint(official))
+        stats = engine.stats()
+    assert (stats["reads_home"], stats["read_errors"]) == (0, 0)
+    assert stats["mirror_fallbacks"] > 0
+
+
 def test_a_mirror_that_is_gone_is_told_once_and_does_without(official, packed, runtime_dir, capfd):
     checkpoint = open_checkpoint(packed)
     path = checkpoint.slice_map.mirror_slices(1, 0)[0].shard.path

@@ -42,7 +42,7 @@ def test_the_last_rows_of_a_table_of_100_gb_are_read(released: Checkpoint) -> No
     source = FileSource(released.shards, direct=True)
     try:
         reader = RowTable(table, released.shards, RangeReader(source))
-        found, faults = reader.read(rows, aligned_buffer(MAX_BATCH_BYTES))
+        found, faults, _ = reader.read(rows, aligned_buffer(MAX_BATCH_BYTES))
     finally:
         source.close()
     assert not faults

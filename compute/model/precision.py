@@ -7,6 +7,10 @@
 | wide | f32 | f32 | all |
 | unrounded | f32 | f32 | none |
 
+Roundings go by the role of a matrix, not by how a file stores it: a matrix that the vendor keeps in
+fp8 or fp4 has its input rounded also where it comes from block formats. So the same values give the
+same bits, whatever form a model comes in.
+
 Source: model specification, sections 2 and 2.2.
 """
 

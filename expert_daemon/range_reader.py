@@ -12,7 +12,7 @@ from .read_plan import Fragment, Part
 from .source import Bytes, ReadKind, Source
 
 MAX_RETRIES = 2
-MAX_WINDOW_BYTES = 1 << 20  # what is copied should still be in a core's own cache
+MAX_WINDOW_BYTES = 4 << 20  # a part at once: each further read waits for its thread to be woken
 MAX_ALIGNMENT = 1 << 16
 BOUNCE_BYTES = MAX_WINDOW_BYTES + 2 * MAX_ALIGNMENT  # what a thread that reads parts needs
 

@@ -22,6 +22,7 @@ from protocol.errors import ConfigError
 from .experts.miss_client import IoCounters, MissClient, RequestCancelled
 from .frontend.text_stream import TextStream
 from .logit_rules import LogitRules
+from .prefix.cache import PrefixCache, Trail
 from .sampler import Choice, Sampling, choose
 
 
@@ -67,11 +68,12 @@ class Finished:
     prefill_s: float
     decode_s: float  # from the first new id to the last
     io: IoCounters
+    n_cached: int = 0  # of the prompt, taken over from earlier requests
 
     @property
     def prefill_per_second(self) -> float:
-        """Prompt tokens a second."""
-        return self.n_prompt / self.prefill_s if self.prefill_s > 0 else 0.0
+        """Prompt tokens computed a second."""
+        return (self.n_prompt - self.n_cached) / self.prefill_s if self.prefill_s > 0 else 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -86,14 +88,24 @@ class Engine:
     """Generates with one model over one expert source.
 
     context   most tokens of a sequence, prompt included
-    chunk     prompt tokens of one forward
+    chunk     prompt tokens of one forward; the cuts are at its multiples
+    prefixes  states of earlier requests to go on from; None: every request begins at 0
     """
 
-    def __init__(self, model: Model, source: MissClient, *, context: int, chunk: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        source: MissClient,
+        *,
+        context: int,
+        chunk: int,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
         self.model = model
         self.source = source
         self.context = context
         self.chunk = chunk
+        self.prefixes = prefixes
 
     def check(self, ids: Sequence[int], what: str = "prompt") -> None:
         """Raise ConfigError for ids that the model cannot take: none, too many, unknown ones."""
@@ -148,7 +160,8 @@ class _Run:
         self._io_before = engine.source.io.copy()
         self._started = time.perf_counter()
         self._first = self._last = 0.0
-        self._n_new = 0
+        self._n_new = self._n_cached = 0
+        self._trail: Trail | None = None
         room = engine.context - len(request.prompt_ids)
         self._most = min(request.max_tokens, room)
 
@@ -157,23 +170,24 @@ class _Run:
         before, source.waiting.cancelled = source.waiting.cancelled, self._request.cancelled
         try:
             reason = yield from self._tokens()
+            self._keep()
         except RequestCancelled:
             reason = "cancelled"
         finally:
             source.waiting.cancelled = before
+            if self._trail is not None:
+                self._trail.close()
         yield self._finished(reason)
 
     def _tokens(self) -> Generator[Event, None, str]:
         request, engine = self._request, self._engine
         if self._most <= 0:
             return "length"
-        sequence = engine.new_sequence()
+        sequence = self._begin()
         logits = yield from self._prefill(sequence)
-        position = len(request.prompt_ids)
         while True:
             engine.source.check_cancelled()
-            choice = self._chosen(logits, position)
-            position += 1
+            choice = self._chosen(logits, sequence.position)
             self._note()
             if choice.id in request.stop_ids:
                 yield NewToken(choice, "")
@@ -183,15 +197,39 @@ class _Run:
                 return "stop"
             if self._n_new >= self._most:
                 return "length"
-            logits = engine.logits(sequence, [choice.id])
+            if self._n_new == 1:
+                self._keep()  # the prompt's end: the first token need not wait for it
+            logits = self._take(sequence, [choice.id])
+
+    def _begin(self) -> ModelSequence:
+        """Return a sequence at the longest prefix of the prompt that is known."""
+        sequence, prefixes = self._engine.new_sequence(), self._engine.prefixes
+        if prefixes is not None:
+            self._trail = prefixes.resume(sequence, self._request.prompt_ids)
+            self._n_cached = self._trail.n_cached
+        return sequence
 
     def _prefill(self, sequence: ModelSequence) -> Generator[Event, None, NDArray[np.float32]]:
+        """Take the rest of the prompt, cut at the multiples of the chunk wherever it begins."""
         ids, chunk = self._request.prompt_ids, self._engine.chunk
-        for start in range(0, len(ids), chunk):
-            part = ids[start : start + chunk]
-            logits = self._engine.logits(sequence, part)
+        while sequence.position < len(ids):
+            start = sequence.position
+            part = ids[start : (start // chunk + 1) * chunk]
+            logits = self._take(sequence, part)
             yield Prefilled(start + len(part), len(ids), time.perf_counter() - self._started)
         return logits
+
+    def _take(self, sequence: ModelSequence, ids: Sequence[int]) -> NDArray[np.float32]:
+        logits = self._engine.logits(sequence, ids)
+        if self._trail is not None:
+            self._trail.took(ids)
+            if sequence.position % self._engine.chunk == 0:
+                self._trail.keep()
+        return logits
+
+    def _keep(self) -> None:
+        if self._trail is not None:
+            self._trail.keep()
 
     def _chosen(self, logits: NDArray[np.float32], position: int) -> Choice:
         request, rules = self._request, self._request.rules
@@ -230,4 +268,5 @@ class _Run:
             prefill_s=(self._first or now) - self._started,
             decode_s=self._last - self._first,
             io=self._engine.source.io.since(self._io_before),
+            n_cached=self._n_cached,
         )

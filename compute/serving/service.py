@@ -18,6 +18,7 @@ from compute.frontend.gguf_tokenizer import gguf_tokenizer
 from compute.frontend.token_map import TOKENIZER_NAME
 from compute.grammar import Grammars
 from compute.load import expert_shapes, find_context, load_model
+from compute.prefix.cache import PrefixCache
 from compute.session import Engine
 from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from protocol.runtime_lock import RuntimeLock, prepare_directory
@@ -49,7 +50,8 @@ def serve(config: ComputeConfig, environment: Mapping[str, str]) -> None:
         waiting = Waiting(daemon_wait_s=config.daemon_wait_s)
         source = MissClient(client, expert_shapes(checkpoint), waiting, model.device)
         context = find_context(checkpoint, config)
-        engine = Engine(model, source, context=context, chunk=config.chunk)
+        prefixes = PrefixCache(config.prefix_cache) if config.prefix_cache else None
+        engine = Engine(model, source, context=context, chunk=config.chunk, prefixes=prefixes)
         _run(config, checkpoint, paths, engine)
 
 
@@ -112,7 +114,7 @@ class _Report:
     def values(self) -> Values:
         """Return names and values of the moment."""
         running = self._queue.running
-        source = self._engine.source
+        source, prefixes = self._engine.source, self._engine.prefixes
         return {
             "state": "idle" if running is None else "running",
             "n_waiting": self._queue.n_waiting,
@@ -124,6 +126,8 @@ class _Report:
             "misses": source.io.misses,
             "bytes_read": source.io.bytes_read,
             "stall_ms": source.io.stall_ms,
+            "prefix_bytes": 0 if prefixes is None else prefixes.tree.n_bytes,
+            "prefix_states": 0 if prefixes is None else prefixes.tree.n_fronts,
             "context": self._engine.context,
             "chunk": self._engine.chunk,
             "device": str(self._engine.model.device),

@@ -141,7 +141,7 @@ class _JobRun:
         io = self._engine.source.io.copy().since(self._io_before)
         return {
             "n_prompt": len(job.prompt_ids),
-            "n_cached": 0,
+            "n_cached": 0 if finished is None else finished.n_cached,
             "n_new": 0 if finished is None else finished.n_new,
             "queue_ms": 1000 * (self._began - job.arrived),
             "prefill_ms": 0.0 if finished is None else 1000 * finished.prefill_s,

@@ -1,0 +1,147 @@
+"""Kept states by the ids that lead to them, within a budget of bytes.
+
+A node stands at a position: its path from the root spells the ids before it, each node on it holds
+the span of its own ids, and it may hold the front at its position. Only a node with a front can be
+gone on from. Fronts leave by last use; a node without front, child or pin goes with its span.
+
+Invariants: the bytes are those of all spans, ids and fronts; they never exceed the budget but for
+pinned spans; what is used is the one node that is gone on from, not those before or behind it.
+One thread uses it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .snapshot import Front, Span
+
+_NODE_BYTES = 2000  # of the objects themselves, about
+_IDS = np.dtype("<i4")
+
+
+def id_bytes(ids: Sequence[int]) -> bytes:
+    """Return ids as the tree compares them."""
+    return np.asarray(ids, _IDS).tobytes()
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A position in some text."""
+
+    parent: Node | None
+    ids: bytes  # from the parent's position to this one's
+    span: Span | None  # None at the root alone
+    position: int
+    path_bytes: int  # of all spans from the root to here
+    front: Front | None = None
+    n_pins: int = 0
+    children: dict[bytes, Node] = field(default_factory=dict)
+    lengths: Counter[int] = field(default_factory=Counter)  # of the children's ids, in bytes
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of the node without its front."""
+        return 0 if self.span is None else self.span.n_bytes + len(self.ids) + _NODE_BYTES
+
+    def spans(self) -> list[Span]:
+        """Return the spans from position 0 to here."""
+        found: list[Span] = []
+        node: Node | None = self
+        while node is not None and node.span is not None:
+            found.append(node.span)
+            node = node.parent
+        return found[::-1]
+
+
+class PrefixTree:
+    """The nodes of all texts.
+
+    budget   bytes at most
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.n_bytes = 0
+        self.root = Node(None, b"", None, 0, 0)
+        self._fronts: OrderedDict[Node, None] = OrderedDict()  # the longest unused comes first
+
+    @property
+    def n_fronts(self) -> int:
+        """Positions that can be gone on from."""
+        return len(self._fronts)
+
+    def longest(self, ids: Sequence[int]) -> Node:
+        """Return the last node with a front on the way of `ids`, else the root; it counts as used.
+
+        At least one id is left over, so that there is something to compute.
+        """
+        wanted = id_bytes(ids)
+        best, reached = self.root, [self.root]
+        while reached:
+            node = reached.pop()
+            if node.front is not None and node.position > best.position:
+                best = node
+            at = node.position * _IDS.itemsize
+            for length in node.lengths:
+                if at + length < len(wanted):
+                    child = node.children.get(wanted[at : at + length])
+                    reached += [] if child is None else [child]
+        if best.front is not None:
+            self._fronts.move_to_end(best)
+        return best
+
+    def fits(self, parent: Node, n_bytes: int) -> bool:
+        """Whether a node below `parent` could stay, everything else given up."""
+        return parent.path_bytes + n_bytes + _NODE_BYTES <= self.budget
+
+    def add(self, parent: Node, ids: bytes, span: Span, front: Front) -> Node:
+        """Keep a state below `parent`, which is pinned, and return its node, pinned as well.
+
+        What is there already stays. The caller has asked `fits`.
+        """
+        node = parent.children.get(ids)
+        if node is None:
+            node = Node(parent, ids, span, front.position, 0)
+            node.path_bytes = parent.path_bytes + node.own_bytes
+            parent.children[ids] = node
+            parent.lengths[len(ids)] += 1
+            self.n_bytes += node.own_bytes
+        if node.front is None:
+            node.front = front
+            self.n_bytes += front.n_bytes
+        self._fronts[node] = None
+        self._fronts.move_to_end(node)
+        self.pin(node)
+        self._shrink()
+        return node
+
+    def pin(self, node: Node) -> None:
+        """Keep the node, if not its front, until it is unpinned as often."""
+        node.n_pins += 1
+
+    def unpin(self, node: Node) -> None:
+        """Take a pin away."""
+        node.n_pins -= 1
+        self._prune(node)
+
+    def _shrink(self) -> None:
+        while self.n_bytes > self.budget and self._fronts:
+            node, _ = self._fronts.popitem(last=False)
+            assert node.front is not None
+            self.n_bytes -= node.front.n_bytes
+            node.front = None
+            self._prune(node)
+
+    def _prune(self, node: Node) -> None:
+        """Remove the node and those before it that nothing needs."""
+        parent = node.parent
+        while parent and not (node.front or node.children or node.n_pins):
+            del parent.children[node.ids]
+            parent.lengths[len(node.ids)] -= 1
+            parent.lengths += Counter()  # drops what is zero
+            self.n_bytes -= node.own_bytes
+            node, parent = parent, parent.parent

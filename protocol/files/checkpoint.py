@@ -107,7 +107,11 @@ class Checkpoint:
     def notes(self) -> tuple[str, ...]:
         """Return what its user should know once, a line each: what is left alone or assumed."""
         kinds = self.tensor_kinds()
-        skipped = Counter(_family(name) for name, kind in kinds.items() if kind == "skipped")
+        skipped = Counter(
+            _family(name)
+            for name, kind in kinds.items()
+            if kind == "skipped" and not name.startswith("layers.")  # a bias that text never adds
+        )
         lines = []
         if skipped:
             listed = ", ".join(f"{count} of {name}" for name, count in sorted(skipped.items()))
@@ -237,7 +241,5 @@ def _demo_directory() -> Path:
 
 def _family(name: str) -> str:
     """Return the stage or tower that a tensor left alone belongs to."""
-    first, dot, rest = name.partition(".")
-    if first == "layers":
-        return rest.rpartition(".")[2]
+    first, dot, _ = name.partition(".")
     return first if dot else first.partition("_")[0]

@@ -275,3 +275,10 @@ def test_the_released_model_opens_in_a_few_seconds(tmp_path: Path) -> None:
     assert len(checkpoint.slice_map.slices(39, 383)) == 6
     print(f"released headers opened in {seconds:.2f} s")
     assert seconds < 20
+
+
+def test_what_is_left_alone_is_said_in_one_line(fake: Path, demo_dir: Path) -> None:
+    assert open_checkpoint(fake).notes() == (
+        "tensors left alone: 1 of aligner, 1 of image, 2 of mtp, 1 of vision",
+    )
+    assert open_checkpoint(demo_dir).notes() == ()

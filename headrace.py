@@ -7,6 +7,7 @@ module imports neither torch nor a room.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import signal
@@ -29,6 +30,7 @@ COMMANDS = {
     "daemon": "run the expert daemon by itself",
     "cache": "show, refill or resize the expert daemon's cache",
     "tune": "measure how this machine's drive is read fastest",
+    "doctor": "check this machine and name the fix of each finding",
     "inspect": "show what a checkpoint holds and what fits where",
     "pack": "make the fast form of a checkpoint, an expert pack",
     "verify": "read every byte of a model and say which are bad",
@@ -36,6 +38,7 @@ COMMANDS = {
     "completion": "print a completion script for a shell",
 }
 
+_ROOMS = frozenset({"compute", "demo", "expert_daemon", "kernels", "protocol"})
 _INTERRUPTED = 128 + signal.SIGINT
 _PIPE_CLOSED = 128 + signal.SIGPIPE
 
@@ -68,20 +71,55 @@ def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> argparse.Argument
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit status; an error is one line on standard error."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    args = _parsed(arguments)
+    _open_closed_streams()
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return _INTERRUPTED
+    except BrokenPipeError:
+        _drop_output()
+        return _PIPE_CLOSED
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in _ROOMS:
+            raise
+        extra = "serve" if arguments[:1] == ["serve"] else "compute"
+        _say(f"the package {error.name} is missing: pip install 'headrace[{extra}]'")
+        return 1
+    except OSError as error:
+        _drop_output()
+        _say(str(error))
+        return 1
+    return status
+
+
+def _run(arguments: list[str]) -> int:
     from protocol.errors import ConfigError, HeadraceError
 
+    args = _parsed(arguments)
     try:
         return int(_module(args.command).run(args))
     except HeadraceError as error:
-        print(f"headrace: {error}", file=sys.stderr)  # noqa: T201
+        _say(str(error))
         return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        print("headrace: interrupted", file=sys.stderr)  # noqa: T201
-        return _INTERRUPTED
-    except BrokenPipeError:
+
+
+def _say(text: str) -> None:
+    print(f"headrace: {text}", file=sys.stderr)  # noqa: T201
+
+
+def _open_closed_streams() -> None:
+    """Give the streams that the caller closed a place to go: Python leaves them None."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123
+
+
+def _drop_output() -> None:
+    """Send what standard output still holds nowhere, so that the exit does not fail on it again."""
+    with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _PIPE_CLOSED
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:

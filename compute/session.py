@@ -69,11 +69,12 @@ class Finished:
     decode_s: float  # from the first new id to the last
     io: IoCounters
     n_cached: int = 0  # of the prompt, taken over from earlier requests
+    n_computed: int = 0  # of the prompt, by this request: less than the rest if it was cut short
 
     @property
     def prefill_per_second(self) -> float:
         """Prompt tokens computed a second."""
-        return (self.n_prompt - self.n_cached) / self.prefill_s if self.prefill_s > 0 else 0.0
+        return self.n_computed / self.prefill_s if self.prefill_s > 0 else 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -160,7 +161,7 @@ class _Run:
         self._io_before = engine.source.io.copy()
         self._started = time.perf_counter()
         self._first = self._last = 0.0
-        self._n_new = self._n_cached = 0
+        self._n_new = self._n_cached = self._n_computed = 0
         self._trail: Trail | None = None
         room = engine.context - len(request.prompt_ids)
         self._most = min(request.max_tokens, room)
@@ -216,6 +217,7 @@ class _Run:
             start = sequence.position
             part = ids[start : (start // chunk + 1) * chunk]
             logits = self._take(sequence, part)
+            self._n_computed += len(part)
             yield Prefilled(start + len(part), len(ids), time.perf_counter() - self._started)
         return logits
 
@@ -269,4 +271,5 @@ class _Run:
             decode_s=self._last - self._first,
             io=self._engine.source.io.since(self._io_before),
             n_cached=self._n_cached,
+            n_computed=self._n_computed,
         )

@@ -109,3 +109,47 @@ def test_wrong_flags_are_named(arguments: list[str], message: str) -> None:
     done = _run("generate", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status", "message"),
+    [
+        (">/dev/full", 1, "headrace: [Errno 28]"),
+        (">&-", 0, ""),
+        ("<&- >/dev/null", 0, ""),
+        (">&- <&- 2>&-", 0, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full_end_in_no_traceback(
+    redirection: str, status: int, message: str
+) -> None:
+    command = f"{sys.executable} headrace.py inspect demo --json {redirection}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/proc/nope"])
+def test_a_runtime_directory_that_cannot_be_made_is_named(path: str) -> None:
+    done = _run("generate", "KING", "--runtime-dir", path)
+    assert done.returncode in {1, 2}
+    assert path in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_package_is_named_with_what_brings_it() -> None:
+    code = (
+        "import sys, headrace\n"
+        "sys.modules['tokenizers'] = None\n"
+        "raise SystemExit(headrace.main(['generate', 'KING']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "headrace: the package tokenizers is missing: pip install 'headrace[compute]'\n"
+    )

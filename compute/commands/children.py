@@ -255,7 +255,7 @@ def daemon_in_use(
     child = None
     try:
         if place.private or not daemon_runs(place.runtime_dir):
-            place.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_runtime_dir(place.runtime_dir)
             arguments = daemon_arguments(config, model)
             child = DaemonChild(arguments, place.runtime_dir, environment)
             child.start()
@@ -265,3 +265,13 @@ def daemon_in_use(
             child.stop()
         if place.private:
             shutil.rmtree(place.runtime_dir, ignore_errors=True)
+
+
+def _make_runtime_dir(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"runtime directory {path}: {error.strerror}; wanted a directory of our own, "
+            "choose another --runtime-dir"
+        ) from None

@@ -94,9 +94,9 @@ class EngineDesk:
 
     def miss(self, session: Session, message: MissRequest) -> None:
         """Open a write window; the answer comes when its reads have ended, if any."""
-        n_most = self._size.max_experts
-        if len(message.experts) > n_most:
-            text = f"{len(message.experts)} experts, at most {n_most} at once"
+        n_experts, size = len(message.experts), self._size
+        if n_experts > size.budget.max_experts and n_experts > size.max_experts:
+            text = f"{n_experts} experts, at most {size.max_experts} at once"
             raise RequestRefused("limit", f"request {message.request}: {text}")
         is_answered = self._answer_ahead(session, message)
         self._counters.miss_requests += 1

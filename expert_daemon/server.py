@@ -198,6 +198,11 @@ class Server:
         self, session: Session | None, envelope: Envelope, rule: Rule | None
     ) -> tuple[str, str] | None:
         """Return (reason, text) where the message may not come now."""
+        if session is not None and rule is not None:
+            is_known = envelope[1:] == (session.number, self._generation)
+            may_come = session.is_attached or not rule.needs_attach
+            if is_known and may_come and rule.role in ("", session.role):
+                return None
         name = type(envelope.message).__name__
         found = f"{name} of session {envelope.session}, generation {envelope.generation}"
         if envelope.generation not in (0, self._generation):

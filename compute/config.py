@@ -52,6 +52,7 @@ class ComputeConfig:
     daemon_wait_s: float = 60.0  # how long a request waits for a lost daemon
     max_waiting: int = 32  # requests that wait in the service's queue
     prefix_cache: int = 1 << 30  # bytes of kept states of earlier requests; 0: none
+    session_dir: Path | None = None  # where they are kept on disk as well; None: nowhere
     vendor_decode_defect: bool = False  # reproduce the vendor's shared-key defect in decode
     max_tokens: int = 256  # new tokens of a request
     temperature: float = 1.0  # 0: greedy
@@ -84,6 +85,7 @@ _OPTIONS = {
     "daemon_wait_s": Option(number(0, 86400), "SECONDS", "how long to wait for a lost daemon"),
     "max_waiting": Option(count(0, 4096), "N", "requests that wait at most; more are refused"),
     "prefix_cache": Option(parse_size, "SIZE", "memory for states to go on from; 0 keeps none"),
+    "session_dir": Option(path, "DIR", "keep those states on disk too, for the next start"),
     "vendor_decode_defect": Option(switch, None, "reproduce the vendor's defect in decode"),
     "max_tokens": Option(count(0, 2**24), "N", "new tokens at most"),
     "temperature": Option(number(0, 100), "T", "0 takes the likeliest token each time"),
@@ -105,7 +107,7 @@ MODEL_OPTIONS = (
     "vendor_decode_defect",
 )
 DAEMON_OPTIONS = ("arena", "read_threads", "runtime_dir", "state_dir", "daemon_wait_s")
-SERVICE_OPTIONS = ("runtime_dir", "daemon_wait_s", "max_waiting", "prefix_cache")
+SERVICE_OPTIONS = ("runtime_dir", "daemon_wait_s", "max_waiting", "prefix_cache", "session_dir")
 SAMPLING_OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
 
 

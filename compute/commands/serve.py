@@ -62,7 +62,8 @@ _FRONTEND_FLAGS = tuple(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of model, daemon, queue and HTTP."""
-    add_config_arguments(parser, MODEL_OPTIONS + DAEMON_OPTIONS + ("max_waiting", "prefix_cache"))
+    ours = ("max_waiting", "prefix_cache", "session_dir")
+    add_config_arguments(parser, MODEL_OPTIONS + DAEMON_OPTIONS + ours)
     add_frontend_arguments(parser, _FRONTEND_FLAGS)
 
 

@@ -12,8 +12,10 @@ One thread uses it.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Protocol
 
 import numpy as np
 
@@ -37,6 +39,7 @@ class Node:
     span: Span | None  # None at the root alone
     position: int
     path_bytes: int  # of all spans from the root to here
+    name: str = ""  # a hash of all ids from position 0 on
     front: Front | None = None
     n_pins: int = 0
     children: dict[bytes, Node] = field(default_factory=dict)
@@ -57,14 +60,35 @@ class Node:
         return found[::-1]
 
 
+class Store(Protocol):
+    """What follows the tree, change by change."""
+
+    def node_added(self, node: Node) -> None:
+        """A node is there, its front not yet."""
+
+    def front_added(self, node: Node) -> None:
+        """The node has a front."""
+
+    def front_dropped(self, node: Node) -> None:
+        """It has none any more."""
+
+    def node_removed(self, node: Node) -> None:
+        """The node is gone."""
+
+    def used(self, node: Node) -> None:
+        """The node was gone on from."""
+
+
 class PrefixTree:
     """The nodes of all texts.
 
     budget   bytes at most
+    store    told of every change
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
+        self.store: Store | None = None
         self.n_bytes = 0
         self.root = Node(None, b"", None, 0, 0)
         self._fronts: OrderedDict[Node, None] = OrderedDict()  # the longest unused comes first
@@ -92,6 +116,8 @@ class PrefixTree:
                     reached += [] if child is None else [child]
         if best.front is not None:
             self._fronts.move_to_end(best)
+            if self.store is not None:
+                self.store.used(best)
         return best
 
     def fits(self, parent: Node, n_bytes: int) -> bool:
@@ -103,21 +129,41 @@ class PrefixTree:
 
         What is there already stays. The caller has asked `fits`.
         """
-        node = parent.children.get(ids)
-        if node is None:
-            node = Node(parent, ids, span, front.position, 0)
-            node.path_bytes = parent.path_bytes + node.own_bytes
-            parent.children[ids] = node
-            parent.lengths[len(ids)] += 1
-            self.n_bytes += node.own_bytes
+        node = parent.children.get(ids) or self.graft(parent, ids, span)
+        self.set_front(node, front)
+        self.pin(node)
+        self.shrink()
+        return node
+
+    def graft(self, parent: Node, ids: bytes, span: Span) -> Node:
+        """Put a node without a front below `parent`."""
+        node = Node(parent, ids, span, parent.position + len(ids) // _IDS.itemsize, 0)
+        node.path_bytes = parent.path_bytes + node.own_bytes
+        node.name = blake2b(parent.name.encode() + ids, digest_size=16).hexdigest()
+        parent.children[ids] = node
+        parent.lengths[len(ids)] += 1
+        self.n_bytes += node.own_bytes
+        if self.store is not None:
+            self.store.node_added(node)
+        return node
+
+    def set_front(self, node: Node, front: Front) -> None:
+        """Give the node a front, where it has none; it counts as used."""
         if node.front is None:
             node.front = front
             self.n_bytes += front.n_bytes
+            if self.store is not None:
+                self.store.front_added(node)
         self._fronts[node] = None
         self._fronts.move_to_end(node)
-        self.pin(node)
-        self._shrink()
-        return node
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the root, parents first."""
+        left = list(self.root.children.values())
+        while left:
+            node = left.pop()
+            yield node
+            left += node.children.values()
 
     def pin(self, node: Node) -> None:
         """Keep the node, if not its front, until it is unpinned as often."""
@@ -126,17 +172,20 @@ class PrefixTree:
     def unpin(self, node: Node) -> None:
         """Take a pin away."""
         node.n_pins -= 1
-        self._prune(node)
+        self.prune(node)
 
-    def _shrink(self) -> None:
+    def shrink(self) -> None:
+        """Give up the longest unused until the budget holds."""
         while self.n_bytes > self.budget and self._fronts:
             node, _ = self._fronts.popitem(last=False)
             assert node.front is not None
             self.n_bytes -= node.front.n_bytes
             node.front = None
-            self._prune(node)
+            if self.store is not None:
+                self.store.front_dropped(node)
+            self.prune(node)
 
-    def _prune(self, node: Node) -> None:
+    def prune(self, node: Node) -> None:
         """Remove the node and those before it that nothing needs."""
         parent = node.parent
         while parent and not (node.front or node.children or node.n_pins):
@@ -144,4 +193,7 @@ class PrefixTree:
             parent.lengths[len(node.ids)] -= 1
             parent.lengths += Counter()  # drops what is zero
             self.n_bytes -= node.own_bytes
+            if self.store is not None:
+                self.store.node_removed(node)
+            node.parent = None
             node, parent = parent, parent.parent

@@ -185,9 +185,11 @@ def test_a_small_budget_is_kept_and_changes_no_answer(local, sources) -> None:
     roomy = engine_of(local, sources, "highway")
     ids = text_of(70)
     wanted = answer(roomy, ids, 2)[0]
+    assert roomy.prefixes is not None
     whole = roomy.prefixes.tree.n_bytes
     for budget in (1, whole // 2):
         engine = engine_of(local, sources, "highway", budget)
+        assert engine.prefixes is not None
         for _ in range(2):
             assert answer(engine, ids, 2)[0] == wanted
             assert engine.prefixes.tree.n_bytes <= budget
@@ -196,7 +198,7 @@ def test_a_small_budget_is_kept_and_changes_no_answer(local, sources) -> None:
 def test_a_request_that_fails_or_is_left_keeps_what_it_finished(local, sources) -> None:
     engine = engine_of(local, sources, "unrounded")
     ids = text_of(100)
-    left = engine.generate(Request(ids, GREEDY, 3))
+    left: Any = engine.generate(Request(ids, GREEDY, 3))
     next(left), next(left)
     left.close()
     assert answer(engine, ids, 1)[1] == 2 * CHUNK

@@ -65,7 +65,8 @@ def test_the_longest_kept_prefix_is_found_and_one_id_is_left_over() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_bytes_stay_within_the_budget_and_what_is_found_was_put_there(seed: int) -> None:
     made = random.Random(seed)
-    tree, texts = PrefixTree(60_000), []
+    tree = PrefixTree(60_000)
+    texts: list[list[int]] = []
     for _ in range(150):
         base = made.choice(texts)[: made.randint(1, 60)] if texts and made.random() < 0.8 else []
         ids = base + [made.randint(0, 3) for _ in range(made.randint(1, 30))]

@@ -215,7 +215,8 @@ class SlotCache(EngineEvents):
     def fetch(self, client: int, request: int, keys: Sequence[tuple[int, int]]) -> None:
         """Lease `keys` to a reader; the FetchAnswer comes out of `drain` when all are there.
 
-        Absent keys are read into FREE slots only; without one they wait. Over the quota: busy.
+        Absent keys are read into FREE slots, and into others while a stream is open; without one
+        they wait. Over the quota: busy.
         Raises RequestRefused where the number is that of a fetch still waiting.
         """
         flat = tuple(layer * self._book.n_experts + expert for layer, expert in keys)

@@ -65,6 +65,12 @@ class Placement:
         victims = self._residents.victims(n_more, _Either(kept, guests)) if n_more > 0 else []
         return slots + self._slots_of(guests + victims)
 
+    def for_reader(self, window: Window, key: int) -> int | None:
+        """A READY slot that a reader's key may take while a stream is open, or None."""
+        kept = _Kept(self, window.kept, window.busy, self._book.room_of(key))
+        victims = self._residents.victims(1, kept)
+        return self._book.slot_of[victims[0]] if victims else None
+
     def n_beyond(self, room: int) -> int:
         """FREE slots of a room beyond the pool, those that will be FREE soon included."""
         return max(0, self._n_free_soon(room) - self.free_pool)

@@ -238,7 +238,7 @@ class Serving:
                 self.foresight.look_ahead(window.step, window.layer + 1, ahead, limit)
 
     def _feed_readers(self) -> None:
-        """Begin the reads that readers wait for, as far as there are FREE slots."""
+        """Begin the reads that readers wait for: into FREE slots, in a stream into others too."""
         starved = self._fetches.starved
         if not starved:
             return
@@ -246,6 +246,8 @@ class Serving:
         busy = frozenset[int]() if window is None else window.busy
         for key in list(starved):
             slot = self._placement.take_free(key, busy)
+            if slot is None and isinstance(window, StreamWindow):  # which may stay open for long
+                slot = self._placement.for_reader(window, key)
             if slot is None:
                 if self._book.n_rooms == 1:
                     break

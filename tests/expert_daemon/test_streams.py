@@ -251,3 +251,21 @@ def test_what_was_read_ahead_in_vain_is_given_up_when_its_layer_has_passed():
     assert rig.due.unwanted == [ahead]
     rig.cache.fail(ahead, "CANCELLED", "given up")
     rig.cache.check()
+
+
+def test_readers_are_served_while_a_stream_stays_open():
+    rig = Rig(12, free_pool=2, lease_quota=4)
+    for expert in range(10):
+        rig.get(1, [expert])
+    rig.ack()
+    loads = rig.stream(0, range(8), window=3)
+    rig.cache.fetch(7, 1, [(1, 12), (1, 13), (1, 14)])
+    fetched = [load for load in rig.take() if load.purpose is Purpose.FETCH]
+    assert [load.expert for load in fetched] == [12, 13, 14]
+    kept = {load.slot for load in loads}
+    assert not kept & {load.slot for load in fetched}
+    for load in fetched:
+        rig.cache.finish(load)
+    rig.take()
+    assert len(rig.due.fetches[0].leases) == 3
+    rig.cache.check()

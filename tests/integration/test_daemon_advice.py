@@ -64,7 +64,7 @@ def test_a_reader_warms_a_cold_arena(model, checkpoint, runtime_dir):
         assert client.stats()["n_fetch_hits"] == 1
 
 
-def test_warm_reads_go_in_the_order_of_the_file(model, checkpoint, runtime_dir):
+def test_warm_reads_go_in_the_order_of_the_file(model, checkpoint, runtime_dir, monkeypatch):
     with (
         daemon_thread(model, runtime_dir, read_threads=1) as daemon,
         ExpertClient(daemon.runtime_dir) as client,
@@ -77,7 +77,7 @@ def test_warm_reads_go_in_the_order_of_the_file(model, checkpoint, runtime_dir):
             read.append(key)
             return original(key, *rest, **how)
 
-        reader.submit = submit
+        monkeypatch.setattr(reader, "submit", submit)
         client.warm(EVERY_KEY[::-1])
         eventually(client, lambda s: not s["warm_left"] and not s["n_loading"])
         first = {

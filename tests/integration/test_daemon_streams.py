@@ -50,7 +50,8 @@ def named(stream, part):
 
 def take(engine, checkpoint, layer, experts=ALL, **how):
     """Run a stream to its end; each expert's bytes are compared before it is consumed."""
-    seen, codes = [], {}
+    seen: list[int] = []
+    codes: dict[int, str] = {}
     with engine.stream(layer, experts, **{"window": 8, **how}) as stream:
         for part in stream:
             assert part.from_version <= engine.applied

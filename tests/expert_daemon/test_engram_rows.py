@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,7 +226,7 @@ def test_requests_at_the_same_time_do_not_mix(harness):
     asked = {request: rng.integers(0, N_ROWS, 150) for request in range(1, 20)}
     for request, numbers in asked.items():
         h.ask(numbers, request)
-    jobs = []
+    jobs: list[Any] = []
     while len(jobs) < len(asked):
         jobs += h.ready()
     for job in jobs:

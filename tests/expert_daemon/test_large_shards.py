@@ -63,8 +63,8 @@ def test_every_expert_of_the_last_layer_lies_where_its_header_says(released: Che
     try:
         ranges, bounce = RangeReader(source), aligned_buffer(MAX_BATCH_BYTES * 2)
         address = int(slot.__array_interface__["data"][0])
-        for part in plan_parts(fragments):
-            ranges.read_part(part, slot, address, bounce)
+        for planned in plan_parts(fragments):
+            ranges.read_part(planned, slot, address, bounce)
     finally:
         source.close()
     ends = [part.slot_offset + part.n_bytes - 1 for part in slices]

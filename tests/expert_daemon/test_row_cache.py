@@ -14,7 +14,7 @@ class SlowCache:
 
     def __init__(self, cache):
         self.set_of = lambda key: int(cache._sets_of(np.array([key], np.int64))[0])
-        self.sets = [[None] * WAYS for _ in range(cache.n_places // WAYS)]
+        self.sets: list[list[int | None]] = [[None] * WAYS for _ in range(cache.n_places // WAYS)]
         self.score = [[0] * WAYS for _ in self.sets]
         self.uses = [[0] * WAYS for _ in self.sets]
         self.level = [0] * len(self.sets)

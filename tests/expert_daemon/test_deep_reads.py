@@ -67,8 +67,8 @@ def test_each_read_has_its_own_result(file, deep):
     os.close(descriptor)
 
 
-def test_a_source_reads_many_as_it_reads_one(file):
-    path, _ = file
+def test_a_source_reads_many_as_it_reads_one(file, tmp_path):
+    path = tmp_path / "pages.bin"
     source = FileSource([Shard(path, N_BYTES)], direct=True)
     pages = np.array([7, 0, N_PAGES, 12])
     reads = ManyReads(np.zeros(4, int), pages * PAGE, np.full(4, PAGE), np.arange(4) * PAGE)

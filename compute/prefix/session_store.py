@@ -1,6 +1,6 @@
 """The tree's states on disk, so that a restart goes on from them: `--session-dir`.
 
-`DIR/<fingerprint>-<precision>/` has, for each node, `<name>.span`, and `<name>.front` where it has
+`DIR/<weights>-<precision>/` has, for each node, `<name>.span`, and `<name>.front` where it has
 a front; the name is a hash of all ids up to the node. The files follow the tree: what it gives up
 is deleted. A thread of its own writes them, in the tree's order; a crash at any instant leaves
 whole files, of which those without their parents are deleted at the next start.

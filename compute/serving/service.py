@@ -20,6 +20,7 @@ from compute.grammar import Grammars
 from compute.load import expert_shapes, find_context, load_model
 from compute.prefix.cache import PrefixCache
 from compute.prefix.session_store import SessionStore
+from compute.prefix.weights_tag import weights_tag
 from compute.session import Engine
 from protocol.errors import ConfigError
 from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
@@ -70,7 +71,7 @@ def _prefixes(config: ComputeConfig, checkpoint: Checkpoint) -> Iterator[PrefixC
         yield cache
         return
     defect = "-defect" if config.vendor_decode_defect else ""
-    name = f"{checkpoint.fingerprint.hex()}-{config.precision}{defect}"
+    name = f"{weights_tag(checkpoint)}-{config.precision}{defect}"
     store = SessionStore(config.session_dir / name)
     try:
         store.load(cache.tree)

@@ -15,7 +15,10 @@ from compute.prefix.packed_rows import Form, PackedRows
 from compute.prefix.session_store import SessionStore
 from compute.prefix.snapshot import Front, Span
 from compute.prefix.tree import Node, PrefixTree, id_bytes
+from compute.prefix.weights_tag import weights_tag
 from protocol.errors import ConfigError
+from protocol.files.checkpoint import open_checkpoint
+from tests.support.fake_checkpoint import write_fake_checkpoint
 
 BUDGET = 1 << 20
 
@@ -54,8 +57,8 @@ def check(node: Node, ids: list[int]) -> None:
     at = 0
     for span in node.spans():
         wanted, _ = state(at, ids[at : span.end])
-        for layer, kept in wanted.rows.items():
-            pairs = [(kept, span.rows[layer]), (wanted.keys[layer], span.keys[layer])]
+        for layer, rows in wanted.rows.items():
+            pairs = [(rows, span.rows[layer]), (wanted.keys[layer], span.keys[layer])]
             for one, other in pairs:
                 assert one.form is other.form
                 for part, back in zip(one.parts, other.parts, strict=True):
@@ -162,3 +165,12 @@ def test_a_directory_serves_one_process_at_a_time(kept: Path) -> None:
     (kept.parent / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
         SessionStore(kept.parent / "file")
+
+
+def test_states_of_other_weights_are_not_taken_for_ours(tmp_path: Path) -> None:
+    write_fake_checkpoint(tmp_path / "a", seed=0)
+    write_fake_checkpoint(tmp_path / "b", seed=1)
+    shutil.copytree(tmp_path / "a", tmp_path / "c")
+    a, b, c = (open_checkpoint(tmp_path / name) for name in "abc")
+    assert a.fingerprint == b.fingerprint
+    assert weights_tag(a) == weights_tag(c) != weights_tag(b)

@@ -151,6 +151,18 @@ def _check_no_slot_is_lost(engine: ExpertClient, n_slots: int) -> None:
         time.sleep(0.005)
 
 
+def wait_until_noticed(runtime_dir: Path) -> None:
+    """Until the daemon has nothing left to do for an engine that is gone."""
+    end = time.monotonic() + 10
+    with ExpertClient(runtime_dir) as reader:
+        while True:
+            stats = reader.stats()
+            if not stats["engine_pid"] and not stats["n_loading"]:
+                return
+            assert time.monotonic() < end, stats
+            time.sleep(0.005)
+
+
 def kill_at_instants(
     model: Path, checkpoint: Checkpoint, runtime_dir: Path, whom: str, n_kills: int
 ) -> None:
@@ -166,6 +178,8 @@ def kill_at_instants(
                 if whom in ("engine", "both"):
                     engine.kill()
                     engine.wait(10)
+                if whom == "engine":
+                    wait_until_noticed(runtime_dir)
                 ready = ready_slots(daemon.arena, checkpoint)
                 if whom != "engine":
                     daemon.start()

@@ -31,7 +31,7 @@ from protocol.wire.reader_calls import SHARD_CODES
 
 from .arena_view import ExpertViews, PieceShapes
 from .request_io import IoCounters, RequestCancelled, Waiting
-from .row_jobs import RowJob
+from .row_jobs import RowJob, row_jobs
 from .slot_table import SlotTable
 
 __all__ = ["IoCounters", "MissClient", "RequestCancelled", "Waiting"]
@@ -67,7 +67,7 @@ class MissClient:
         self._acked = -1
         self._step = 0
         self._picks: list[tuple[int, Sequence[int]]] = []
-        self._jobs: dict[int, RowJob] = {}
+        self._jobs: dict[int, tuple[RowJob, int]] = {}  # by handle, with the table's place in it
         self._next_job = 0
         self._arena_id = b""
         self._lost_since: float | None = None  # None: answered since
@@ -217,24 +217,32 @@ class MissClient:
 
     # RowSource
 
+    def request_all(self, wanted: Sequence[tuple[int, NDArray[np.int64]]]) -> list[int]:
+        """Ask for rows of each (table, rows), a token's in one message; `take` waits for them."""
+        handles: list[int] = []
+        for job in row_jobs(wanted, self.client.max_rows):
+            try:
+                job.send(self.client)
+            except DaemonLost:  # `take` recovers and asks again
+                job.forget()
+            for number in range(job.n_tables):
+                handles.append(self._next_job)
+                self._jobs[self._next_job] = (job, number)
+                self._next_job += 1
+        return handles
+
     def request(self, table: int, rows: NDArray[np.int64]) -> int:
-        """Ask for rows of one Engram table; `take` waits for them."""
-        handle, self._next_job = self._next_job, self._next_job + 1
-        job = self._jobs[handle] = RowJob(table, rows)
-        try:
-            job.send(self.client)
-        except DaemonLost:  # `take` recovers and asks again
-            job.forget()
-        return handle
+        """Ask for rows of one Engram table."""
+        return self.request_all([(table, rows)])[0]
 
     def take(self, handle: int) -> Tensor:
         """Return the rows [n, row_bytes] u8, each handle once. Raises as `stream` does."""
-        job = self._jobs[handle]
+        job, number = self._jobs[handle]
         with self._stall():
             while True:
                 self.check_cancelled()
                 try:
-                    rows = job.take(self.client)
+                    rows = job.take(self.client, number)
                 except DaemonLost as lost:
                     self._recover(lost)
                 else:
@@ -249,7 +257,7 @@ class MissClient:
     def begin_step(self) -> None:
         """Forget what an abandoned step left behind."""
         self._picks.clear()
-        for job in self._jobs.values():
+        for job, _ in self._jobs.values():
             job.drop(self.client)
         self._jobs.clear()
         # The device has always finished when a message is sent, so an epoch is done as it begins.
@@ -351,7 +359,7 @@ class MissClient:
         """
         self.n_daemons_lost += 1
         self._table.clear()
-        for job in self._jobs.values():
+        for job, _ in self._jobs.values():
             job.forget()
         _LOG.warning("%s; waiting for its return", lost)
         wait_s = self.waiting.daemon_wait_s

@@ -115,11 +115,12 @@ class Model:
         step = Step(sequence, len(token_ids), experts, rows, record)
         compressed = self.hash.compress(np.array(token_ids, np.int64))
         ids = np.concatenate([sequence.last_ids, compressed])
-        for table in range(len(self.config.engram_layers)):
-            numbers = self.hash.rows(table, ids)
-            step.engram_handles.append(rows.request(table, numbers.reshape(-1)))
-            if record is not None and record.full:
-                record.engram_rows.append(numbers)
+        tables = range(len(self.config.engram_layers))
+        numbers = [self.hash.rows(table, ids) for table in tables]
+        wanted = [(table, numbers[table].reshape(-1)) for table in tables]
+        step.engram_handles += rows.request_all(wanted)
+        if record is not None and record.full:
+            record.engram_rows += numbers
         sequence.last_ids = ids[len(token_ids) :]
         return step
 

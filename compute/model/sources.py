@@ -44,8 +44,8 @@ class ExpertSource(Protocol):
 class RowSource(Protocol):
     """Gives rows of the Engram tables; asking comes early, taking when the layer needs them."""
 
-    def request(self, table: int, rows: NDArray[np.int64]) -> int:
-        """Ask for `rows` [n] of `table` and return a handle; duplicates are allowed."""
+    def request_all(self, wanted: Sequence[tuple[int, NDArray[np.int64]]]) -> list[int]:
+        """Ask for rows [n] of each (table, rows) and return their handles; duplicates may be."""
         ...
 
     def take(self, handle: int) -> Tensor:

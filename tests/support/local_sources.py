@@ -43,11 +43,14 @@ class LocalSources:
             for piece in buffer:  # whoever still looks at it sees rubbish
                 piece.fill_(0x55)
 
-    def request(self, table: int, rows: NDArray[np.int64]) -> int:
-        """Keep the rows of one request."""
-        self._next += 1
-        self._requests[self._next] = self._tables[table][torch.from_numpy(rows)]
-        return self._next
+    def request_all(self, wanted: Sequence[tuple[int, NDArray[np.int64]]]) -> list[int]:
+        """Keep the rows of each table."""
+        handles = []
+        for table, rows in wanted:
+            self._next += 1
+            self._requests[self._next] = self._tables[table][torch.from_numpy(rows)]
+            handles.append(self._next)
+        return handles
 
     def take(self, handle: int) -> Tensor:
         """Give the rows of a request, once."""

@@ -233,13 +233,14 @@ class FakeDaemon:
     top_k_batch = MAX_EXPERTS
     max_rows = LAYOUT.ring_rows // 4
 
-    def request_rows(self, table: int, rows: np.ndarray) -> int:
+    def request_rows(self, table: int, rows: np.ndarray, others: Any = ()) -> int:
         self._fails("rows")
         assert rows.dtype == np.uint32
-        assert 1 <= len(rows) <= self.max_rows
+        all_rows = np.concatenate([rows, *(more for _, more in others)])
+        assert 1 <= len(all_rows) <= self.max_rows
         handle = len(self.log)
-        self.log.append(("rows", table, rows.tolist()))
-        self.rows_asked[handle] = rows
+        self.log.append(("rows", table, rows.tolist(), *((t, r.tolist()) for t, r in others)))
+        self.rows_asked[handle] = all_rows
         return handle
 
     def take_rows(self, handle: int) -> np.ndarray:
@@ -449,6 +450,22 @@ def test_rows_come_in_order_through_parts_that_the_ring_can_hold() -> None:
     assert got.dtype == torch.uint8
     assert got[:, 0].tolist() == rows.tolist()
     assert [len(entry[2]) for entry in daemon.named("rows")] == [4, 2]
+
+
+def test_a_tokens_rows_of_all_tables_are_one_message() -> None:
+    daemon, source = _pair()
+    wanted = [(0, np.array([5, 6])), (1, np.array([9]))]
+    first, second = source.request_all(wanted)
+    assert source.take(second)[:, 0].tolist() == [9]
+    assert source.take(first)[:, 0].tolist() == [5, 6]
+    assert daemon.named("rows") == [("rows", 0, [5, 6], (1, [9]))]
+    daemon.fail_next = ["take"]
+    handles = source.request_all(wanted)
+    assert [source.take(handle)[:, 0].tolist() for handle in handles] == [[5, 6], [9]]
+    source.request_all([(0, np.array([1, 2, 3])), (1, np.array([4, 5]))])
+    assert [entry[1:] for entry in daemon.named("rows")[-2:]] == [(0, [1, 2, 3]), (1, [4, 5])]
+    source.begin_step()
+    assert daemon.rows_asked == {}
 
 
 def test_rows_that_repeat_are_read_once() -> None:

@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ ROWS_PER_COLUMN = 400_000
 N_ROWS = 24_000  # of each table
 TOKEN_ROWS = 24
 PAIRS = 7
+BLOCK = 50  # round trips of one side before the other has its turn
 RAM_IMAGE_BYTES = 4 << 30
 RING_BYTES = 80 << 20  # beyond the smallest arena, for ring and row cache
 ARENA_MAX = "64GiB"
@@ -233,30 +234,26 @@ class DaemonBench:
     def one_miss(self) -> dict[str, Any]:
         """One missing expert, wall time and all."""
         preadv = OnePreadv(self._shard, self._expert_bytes)
-        key = 0
-
-        def ours() -> float:
-            nonlocal key
-            times: list[float] = []
-            while len(times) < self._args.misses:
-                key += 1
-                layer, expert = key % N_LAYERS, key // N_LAYERS % N_EXPERTS
-                began = time.perf_counter()
-                answer = self._miss(layer, [expert])
-                if answer.n_bytes:  # else it was there already
-                    times.append((time.perf_counter() - began) * 1e3)
-            return statistics.median(times)
-
-        def theirs() -> float:
-            return statistics.median(preadv.read_ms() for _ in range(self._args.misses))
-
-        miss_ms, preadv_ms = pairs(ours, theirs)
+        sides = [
+            by_turns(self._one_miss_ms, preadv.read_ms, self._args.misses) for _ in range(PAIRS)
+        ]
         preadv.close()
+        miss_ms, preadv_ms = zip(*sides, strict=True)
         return {
             "one_miss_vs_preadv": ratio(miss_ms, preadv_ms),
             "one_miss_ms": rounded(miss_ms),
             "preadv_ms": rounded(preadv_ms),
         }
+
+    def _one_miss_ms(self) -> float:
+        """Milliseconds of the next expert that is not there."""
+        while True:
+            self._next_key += 1
+            layer, expert = self._next_key % N_LAYERS, self._next_key // N_LAYERS % N_EXPERTS
+            began = time.perf_counter()
+            answer = self._miss(layer, [expert])
+            if answer.n_bytes:
+                return (time.perf_counter() - began) * 1e3
 
     def round_trip(self) -> dict[str, Any]:
         """A request whose experts are all there."""
@@ -273,12 +270,13 @@ class DaemonBench:
             self._step += 1
             self._engine.miss(0, experts, step=self._step)
 
+        n_blocks = self._args.trips // BLOCK
         with Echo(request, len(answer)) as echo:
-            p50_us(echo.ask, 200)
-            p50_us(hit, 200)
-            ours, theirs = pairs(
-                lambda: p50_us(hit, self._args.trips), lambda: p50_us(echo.ask, self._args.trips)
-            )
+            sides = [
+                by_turns(lambda: p50_us(hit, BLOCK), lambda: p50_us(echo.ask, BLOCK), n_blocks)
+                for _ in range(PAIRS + 1)
+            ]
+        ours, theirs = zip(*sides[1:], strict=True)
         return {
             "roundtrip_vs_echo": ratio(ours, theirs),
             "roundtrip_us": rounded(ours),
@@ -355,12 +353,25 @@ def pairs(
     return mine, others
 
 
-def ratio(ours: list[float], theirs: list[float]) -> float:
+def by_turns(
+    ours: Callable[[], float], theirs: Callable[[], float], n_turns: int
+) -> tuple[float, float]:
+    """Return both sides' medians, one call of each after the other: what the drive or the cores
+    do meanwhile is the same for both.
+    """
+    figures = [(ours(), theirs()) for _ in range(n_turns)]
+    return (
+        statistics.median(mine for mine, _ in figures),
+        statistics.median(other for _, other in figures),
+    )
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Return the median of the pairs' ratios."""
     return round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 3)
 
 
-def rounded(figures: list[float]) -> list[float]:
+def rounded(figures: Sequence[float]) -> list[float]:
     """Return figures fit to be read."""
     return [round(figure, 3 if figure < 10 else 1) for figure in figures]
 

@@ -69,7 +69,7 @@ class ComputeConfig:
         return check_runtime_dir(self.runtime_dir or default_runtime_dir(environment))
 
 
-_OPTIONS = {
+COMPUTE_OPTIONS = {
     "model": Option(text, "MODEL", "model directory, .gguf file, or demo for the packaged model"),
     "precision": Option(word(PRECISIONS), None, "how activations are kept and rounded", PRECISIONS),
     "device": Option(text, "NAME", "cpu, cuda or cuda:N"),
@@ -94,8 +94,8 @@ _OPTIONS = {
     "min_p": Option(number(0, 1), "P", "drop tokens below this share of the likeliest"),
     "seed": Option(count(0, 2**64 - 1), "N", "same seed, same text"),
 }
-assert list(_OPTIONS) == [field.name for field in fields(ComputeConfig)]
-COMPUTE_KEYS = tuple(_OPTIONS)  # of a settings file
+assert list(COMPUTE_OPTIONS) == [field.name for field in fields(ComputeConfig)]
+COMPUTE_KEYS = tuple(COMPUTE_OPTIONS)  # of a settings file
 
 MODEL_OPTIONS = (
     "model",
@@ -115,13 +115,15 @@ def add_config_arguments(parser: argparse.ArgumentParser, names: tuple[str, ...]
     """Add the flag of each named setting, and `--config`."""
     parser.add_argument("--config", metavar="FILE.toml", help="settings; flags win over it")
     defaults = {field.name: field.default for field in fields(ComputeConfig)}
-    add_flags(parser, {name: _OPTIONS[name] for name in names}, defaults)
+    add_flags(parser, {name: COMPUTE_OPTIONS[name] for name in names}, defaults)
 
 
 def load_config(args: argparse.Namespace, environment: Mapping[str, str]) -> ComputeConfig:
     """Return the settings from parsed flags, the environment and the file. Raises ConfigError."""
     return ComputeConfig(
-        **read_options(_OPTIONS, args, environment, process="compute", also_known=FRONTEND_OPTIONS)
+        **read_options(
+            COMPUTE_OPTIONS, args, environment, process="compute", also_known=FRONTEND_OPTIONS
+        )
     )
 
 

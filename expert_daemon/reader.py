@@ -23,6 +23,7 @@ from protocol.wire.limits import MAX_TEXT
 from .checksums import Checksums, slot_checksum
 from .copies import HOME, Copies
 from .log import log
+from .prefix_hash import PrefixHash
 from .range_reader import RangeReader, ReadFailure
 from .read_plan import DEFAULT_SHAPE, Fragment, Part, ReadShape, plan_parts
 from .reader_threads import Lane, ReaderThreads
@@ -78,6 +79,7 @@ class ExpertRead:
         "n_unfinished",
         "n_whole",
         "parts",
+        "prefix",
         "slot",
         "started",
     )
@@ -97,6 +99,7 @@ class ExpertRead:
         self.begun = [0] * len(parts)  # when a thread began each part [ns], 0: not now
         self.n_unfinished = len(parts)
         self.failure: ReadFailure | None = None
+        self.prefix: PrefixHash | None = None  # in an urgent lane, while parts arrive
         self.hashing: SlotHash | None = None  # in an idle lane, once every part has been read
         self.is_repeated = False
         self.copy = HOME  # that is being read
@@ -168,6 +171,7 @@ class ExpertReader:
         read = ExpertRead(key, slot, generation, lane=lane, memory=memory, parts=parts)
         read.copy, read.copies = copy, others
         self.n_in_flight += 1
+        self._hash_as_parts_arrive(read)
         self._submit_parts(read, lane)
         return read
 
@@ -214,9 +218,15 @@ class ExpertReader:
         return plan_parts(fragments, self._shape, small=not lane.is_urgent)
 
     def _submit_parts(self, read: ExpertRead, lane: Lane) -> None:
-        for number, claimed in enumerate(bytes(read.claimed)):
-            if not claimed:
-                self._threads.submit(lane, partial(self._run_part, read, number))
+        parts = read.parts
+        unclaimed = [number for number, claimed in enumerate(bytes(read.claimed)) if not claimed]
+        unclaimed.sort(key=lambda number: min(f.slot_offset for f in parts[number].fragments))
+        for number in unclaimed:  # in the order in which they are hashed
+            self._threads.submit(lane, partial(self._run_part, read, number))
+
+    def _hash_as_parts_arrive(self, read: ExpertRead) -> None:
+        is_urgent, pieces = read.lane.is_urgent, self._pieces[read.key[0]]
+        read.prefix = PrefixHash(read.memory, read.parts, pieces) if is_urgent else None
 
     def _run_part(self, read: ExpertRead, number: int, bounce: Bytes) -> None:
         with self._lock:
@@ -247,12 +257,16 @@ class ExpertReader:
         finally:
             read.begun[number] = 0
         rates.note(read.copy, n_bytes, time.monotonic_ns() - began)
+        if read.prefix is not None:
+            read.prefix.arrived(number)
         return None
 
     def _finish(self, read: ExpertRead) -> None:
         pieces = self._pieces[read.key[0]]
         if read.failure is not None:
             self._conclude(read, 0)
+        elif read.prefix is not None:
+            self._conclude(read, read.prefix.finish())
         elif read.lane.is_urgent:
             self._conclude(read, slot_checksum(read.memory, pieces))
         else:
@@ -322,6 +336,7 @@ class ExpertReader:
             read.n_unfinished = n_parts
             read.begun = [0] * n_parts
             read.claimed = bytearray(n_parts)
+        self._hash_as_parts_arrive(read)
         self._submit_parts(read, read.lane)
 
     def _result(self, read: ExpertRead, checksum: int) -> ReadResult:

@@ -236,7 +236,8 @@ def _role(wanted: PackFile, manifest: Manifest) -> str:
     if wanted.place == MIRROR:
         return f"layer {wanted.layer} of the mirror"
     if manifest.stripes:
-        return f"layer {wanted.layer}, {wanted.place} of {len(manifest.stripes)}"
+        stripe = int(wanted.place.rpartition(" ")[2]) + 1
+        return f"layer {wanted.layer}, stripe {stripe} of {len(manifest.stripes)}"
     return f"layer {wanted.layer}"
 
 

@@ -27,7 +27,14 @@ def test_readme_program_runs(demo_dir: Path, runtime_dir: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md"]
+    "page",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "deploy/README.md",
+        *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+    ],
 )
 def test_links_of_the_pages_lead_somewhere(page: str):
     folder = (ROOT / page).parent

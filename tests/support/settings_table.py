@@ -36,8 +36,8 @@ with comments. Sizes are written `"96GiB"`.
 """
 SAMPLING = (
     f"{', '.join(f'`{name}`' for name in SAMPLING_OPTIONS)} are for the commands that generate by\n"
-    "themselves; requests over HTTP bring their own, and `[frontend]` says what counts where they do "
-    "not.\n"
+    "themselves; requests over HTTP bring their own, and `[frontend]` says what counts where they\n"
+    "do not.\n"
 )
 UNSET = {
     "runtime_dir": "/run/headrace where it is ours, else $XDG_RUNTIME_DIR/headrace",

@@ -83,7 +83,7 @@ def plan_facts(args: argparse.Namespace) -> dict[str, Any]:
         "model": str(checkpoint.path),
         "predicted": True,
         "hits_from": origin,
-        "notes": [*machine.notes, *_compute_note(question)],
+        "notes": [*machine.notes, *_compute_notes(question, machine)],
         "device": machine.device.kind,
         "drive": {
             "bytes_per_s": machine.drive.bytes_per_s,
@@ -180,10 +180,13 @@ def _measured(path: Path, checkpoint: Checkpoint) -> Measured:
     )
 
 
-def _compute_note(question: Question) -> list[str]:
+def _compute_notes(question: Question, machine: Machine) -> list[str]:
     if question.measured.token_s:
         return ["compute: as measured by `headrace bench`"]
-    return ["compute: from bytes and rates; `headrace bench` measures it (--bench FILE)"]
+    notes = ["compute: from bytes and rates; `headrace bench` measures it (--bench FILE)"]
+    if machine.device.kind != "cpu":
+        notes.append("GPU: what its kernels measured one by one give; a step is slower as yet")
+    return notes
 
 
 def _fit_facts(laid: Fit, n_keys: int) -> dict[str, Any]:

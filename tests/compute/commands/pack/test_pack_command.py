@@ -204,7 +204,7 @@ def test_stripes_hold_every_second_unit(wide: Path, tmp_path: Path):
 def test_a_missing_stripe_is_named(wide: Path, tmp_path: Path):
     pack(wide, tmp_path / "b", "--stripe", f"{tmp_path / 'x'},{tmp_path / 'y'}")
     (tmp_path / "y" / "experts-00001-stripe-2-of-2.pack").unlink()
-    with pytest.raises(ShardError, match=r"y/experts-00001.*layer 1, stripe 1 of 2 is missing"):
+    with pytest.raises(ShardError, match=r"y/experts-00001.*layer 1, stripe 2 of 2 is missing"):
         open_checkpoint(tmp_path / "b")
     pack(wide, tmp_path / "b", "--stripe", f"{tmp_path / 'x'},{tmp_path / 'y'}")
     assert_same_model(open_checkpoint(tmp_path / "b"), open_checkpoint(wide))

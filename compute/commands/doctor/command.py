@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Check, tell, and return the exit status."""
     from .software import installed
 
-    host = Host(os.environ, distributions=installed, run=_printed)
+    host = Host(os.environ, distributions=installed, run=printed)
     checks = list(all_checks(host, args.model or "demo", args.runtime_dir, args.state_dir))
     worst = worst_of(checks)
     if args.json:
@@ -113,7 +113,8 @@ def _of_disks(host: Host, checkpoint: Checkpoint | None, state_dir: str | None) 
     yield from state_dir_checks(directory.expanduser().absolute())
 
 
-def _printed(command: Sequence[str]) -> str | None:
+def printed(command: Sequence[str]) -> str | None:
+    """Return what a command prints; None where it cannot be run or fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_COMMAND_S, check=False

@@ -71,7 +71,7 @@ def test_a_slow_copy_is_read_less(official, packed, runtime_dir):
     checkpoint = open_checkpoint(packed)
     mirrors = {checkpoint.slice_map.mirror_slices(layer, 0)[0].shard for layer in range(N_LAYERS)}
     slow = {checkpoint.shards.index(shard) for shard in mirrors}
-    faults = Faults(late=lambda shard, *_: 0.02 * (shard in slow))
+    faults = Faults(late=lambda shard, *_: 0.15 * (shard in slow))
     with (
         daemon_thread(packed, runtime_dir, faults, read_threads=2) as daemon,
         engine_of(daemon, checkpoint) as engine,

@@ -101,8 +101,8 @@ def _fio(files: str, way: LargeReads, seconds: float) -> dict[str, float]:
     command += [f"--ioengine={engine}", f"--iodepth={depth}", f"--numjobs={jobs}", "--direct=1"]
     command += [f"--runtime={seconds}", "--time_based", "--group_reporting", "--readonly"]
     if jobs > 1:
-        size = sum(Path(file).stat().st_size for file in files.split(":"))
-        command += [f"--offset_increment={size // files.count(':') // jobs // PAGE * PAGE}"]
+        size = min(Path(file).stat().st_size for file in files.split(":"))
+        command += [f"--offset_increment={size // jobs // (1 << 20) * (1 << 20)}"]
     command += ["--output-format=json", "--norandommap"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -93,7 +93,7 @@ def setting_of(checkpoint: Checkpoint, arena_bytes: int, n_device: int = 0) -> S
     return Setting(
         arena_bytes=planned.n_bytes,
         n_slots=planned.n_slots,
-        n_resident=planned.n_slots - budget.free_pool,
+        n_resident=planned.n_slots - budget.free_pool - budget.hedge,
         max_experts=max(budget.max_experts, top_k),
         n_device=n_device,
     )

@@ -99,7 +99,12 @@ def _fio(files: str, way: LargeReads, seconds: float) -> dict[str, float]:
     pattern, engine, block, depth, jobs = way
     command = ["fio", "--name=x", f"--filename={files}", f"--rw={pattern}", f"--bs={block}"]
     command += [f"--ioengine={engine}", f"--iodepth={depth}", f"--numjobs={jobs}", "--direct=1"]
-    command += [f"--runtime={seconds}", "--time_based", "--group_reporting", "--readonly"]
+    command += [
+        f"--runtime={round(seconds * 1000)}ms",
+        "--time_based",
+        "--group_reporting",
+        "--readonly",
+    ]
     if jobs > 1:
         size = min(Path(file).stat().st_size for file in files.split(":"))
         command += [f"--offset_increment={size // jobs // (1 << 20) * (1 << 20)}"]

@@ -55,6 +55,7 @@ ROWS_PER_COLUMN = 400_000
 N_ROWS = 24_000  # of each table
 TOKEN_ROWS = 24
 PAIRS = 7
+REST_S = 0.7
 BLOCK = 50  # round trips of one side before the other has its turn
 RAM_IMAGE_BYTES = 4 << 30
 RING_BYTES = 80 << 20  # beyond the smallest arena, for ring and row cache
@@ -343,12 +344,17 @@ class DaemonBench:
 def pairs(
     ours: Callable[[], float], theirs: Callable[[], float]
 ) -> tuple[list[float], list[float]]:
-    """Return both sides' figures of PAIRS runs, who goes first alternating."""
+    """Return both sides' figures of PAIRS runs, who goes first alternating.
+
+    Each begins on a drive that has rested: some allow more for a while after that, and fio's own
+    start would give them rest before its turns alone.
+    """
     mine: list[float] = []
     others: list[float] = []
     for number in range(PAIRS):
         order = ((ours, mine), (theirs, others))
         for measure, into in order if number % 2 else order[::-1]:
+            time.sleep(REST_S)
             into.append(measure())
     return mine, others
 

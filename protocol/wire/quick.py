@@ -46,6 +46,28 @@ def _slots(items: Any, bounds: Bounds) -> bool:
     return n_items <= _FEW and n_items <= bounds.n_experts and len(set(items)) == n_items
 
 
+def _changes(items: Any, bounds: Bounds) -> bool:
+    """At most _FEW changes, each key above the one before it, each slot once."""
+    if type(items) is not tuple or len(items) > _FEW:
+        return False
+    before, held = (-1, -1), set()
+    for item in items:
+        if type(item) is not tuple or len(item) != 3:
+            return False
+        layer, expert, slot = item
+        if not (type(layer) is type(expert) is type(slot) is int) or layer < 0 or expert < 0:
+            return False
+        key = (layer, expert)
+        if key <= before or layer >= bounds.n_layers or expert >= bounds.n_experts:
+            return False
+        before = key
+        if slot != -1:
+            if not 0 <= slot < bounds.n_slots or slot in held:
+                return False
+            held.add(slot)
+    return len(items) <= bounds.n_layers * bounds.n_experts
+
+
 def _miss_request(values: Sequence[Any], bounds: Bounds) -> bool:
     request, step, layer, experts, busy, applied, epoch_done, hints = values
     return (
@@ -73,8 +95,7 @@ def _slot_changes(values: Sequence[Any], bounds: Bounds) -> bool:
         and type(read_ms) is float
         and 0.0 <= read_ms <= U31
         and type(final) is bool
-        and type(changes) is tuple
-        and not changes
+        and _changes(changes, bounds)
         and type(errors) is tuple
         and not errors
         and _slots(slots, bounds)

@@ -279,6 +279,7 @@ def test_a_full_table_of_the_real_model_fits_in_a_frame() -> None:
 
 @pytest.mark.parametrize("cls", list(GLANCES), ids=lambda cls: cls.__name__)
 def test_a_glance_lets_nothing_pass_that_the_checks_refuse_or_change(cls: type) -> None:
+    small = st.one_of(st.integers(-2, 12), st.booleans())
     odd = st.one_of(
         st.integers(-2, 12),
         st.sampled_from([True, False, None, 2**31, 2**63 - 1, 2**63, -1.0, 0.5, 1e300, "a"]),
@@ -286,6 +287,8 @@ def test_a_glance_lets_nothing_pass_that_the_checks_refuse_or_change(cls: type) 
         st.lists(st.one_of(st.integers(-2, 40), st.booleans(), st.floats()), max_size=8).map(tuple),
         st.sets(st.integers(0, 99), max_size=70).map(lambda found: tuple(sorted(found))),
         st.lists(st.integers(0, 30), unique=True, max_size=9).map(tuple),
+        st.lists(st.tuples(small, small, small), max_size=4).map(tuple),
+        st.sets(st.tuples(small, small, small), max_size=4).map(lambda found: tuple(sorted(found))),
     )
     passed = []
 

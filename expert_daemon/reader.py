@@ -71,6 +71,7 @@ class ExpertRead:
         "failure",
         "faults",
         "generation",
+        "hashes_early",
         "hashing",
         "is_repeated",
         "key",
@@ -99,7 +100,8 @@ class ExpertRead:
         self.begun = [0] * len(parts)  # when a thread began each part [ns], 0: not now
         self.n_unfinished = len(parts)
         self.failure: ReadFailure | None = None
-        self.prefix: PrefixHash | None = None  # in an urgent lane, while parts arrive
+        self.hashes_early = lane.is_urgent  # while parts arrive, else once all have
+        self.prefix: PrefixHash | None = None  # from the first part on, then
         self.hashing: SlotHash | None = None  # in an idle lane, once every part has been read
         self.is_repeated = False
         self.copy = HOME  # that is being read
@@ -171,7 +173,6 @@ class ExpertReader:
         read = ExpertRead(key, slot, generation, lane=lane, memory=memory, parts=parts)
         read.copy, read.copies = copy, others
         self.n_in_flight += 1
-        self._hash_as_parts_arrive(read)
         self._submit_parts(read, lane)
         return read
 
@@ -224,9 +225,12 @@ class ExpertReader:
         for number in unclaimed:  # in the order in which they are hashed
             self._threads.submit(lane, partial(self._run_part, read, number))
 
-    def _hash_as_parts_arrive(self, read: ExpertRead) -> None:
-        is_urgent, pieces = read.lane.is_urgent, self._pieces[read.key[0]]
-        read.prefix = PrefixHash(read.memory, read.parts, pieces) if is_urgent else None
+    def _prefix_of(self, read: ExpertRead) -> PrefixHash:
+        with self._lock:
+            if read.prefix is None:
+                pieces = self._pieces[read.key[0]]
+                read.prefix = PrefixHash(read.memory, read.parts, pieces)
+            return read.prefix
 
     def _run_part(self, read: ExpertRead, number: int, bounce: Bytes) -> None:
         with self._lock:
@@ -257,16 +261,16 @@ class ExpertReader:
         finally:
             read.begun[number] = 0
         rates.note(read.copy, n_bytes, time.monotonic_ns() - began)
-        if read.prefix is not None:
-            read.prefix.arrived(number)
+        if read.hashes_early:
+            self._prefix_of(read).arrived(number)
         return None
 
     def _finish(self, read: ExpertRead) -> None:
         pieces = self._pieces[read.key[0]]
         if read.failure is not None:
             self._conclude(read, 0)
-        elif read.prefix is not None:
-            self._conclude(read, read.prefix.finish())
+        elif read.hashes_early:
+            self._conclude(read, self._prefix_of(read).finish())
         elif read.lane.is_urgent:
             self._conclude(read, slot_checksum(read.memory, pieces))
         else:
@@ -336,7 +340,7 @@ class ExpertReader:
             read.n_unfinished = n_parts
             read.begun = [0] * n_parts
             read.claimed = bytearray(n_parts)
-        self._hash_as_parts_arrive(read)
+            read.hashes_early, read.prefix = read.lane.is_urgent, None
         self._submit_parts(read, read.lane)
 
     def _result(self, read: ExpertRead, checksum: int) -> ReadResult:

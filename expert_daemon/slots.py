@@ -229,6 +229,8 @@ class SlotBook:
         """Show the scores of those keys that are READY in their headers."""
         slots = self.table.reshape(-1)[keys]
         ready = slots >= 0
+        if not ready.any():
+            return
         if not ready.all():
             slots, scores, last_uses = slots[ready], scores[ready], last_uses[ready]
         self._column["score"][slots] = scores

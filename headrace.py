@@ -56,15 +56,16 @@ def __getattr__(name: str) -> object:
 
 def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """Return the parser; only the named commands' own modules are imported for their flags."""
-    parser = argparse.ArgumentParser(
+    from protocol.flag_parser import FlagParser
+
+    parser = FlagParser(
         prog="headrace",
         description="Run DeepSeek-V4.1 Flash with its experts streamed from disk.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
-        own = parsers.add_parser(name, help=text, description=text, allow_abbrev=False)
+        own = parsers.add_parser(name, help=text, description=text)
         if name in commands:
             _module(name).add_arguments(own)
     return parser

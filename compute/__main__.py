@@ -5,23 +5,22 @@ The expert daemon must run in the same runtime directory, or come within `--daem
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
 from collections.abc import Sequence
 
 from protocol.errors import ConfigError, HeadraceError
+from protocol.flag_parser import FlagParser
 
 from .config import MODEL_OPTIONS, SERVICE_OPTIONS, add_config_arguments, load_config
 
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status, on an error 1, or 2 for a setting."""
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         prog="python -m compute",
         description="Run one model's requests, its experts from the expert daemon.",
-        allow_abbrev=False,
     )
     add_config_arguments(parser, MODEL_OPTIONS + SERVICE_OPTIONS)
     args = parser.parse_args(arguments)

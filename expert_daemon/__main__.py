@@ -13,7 +13,7 @@ from protocol.arena.handover import listen_descriptors
 from protocol.errors import HeadraceError
 
 from .arena import ARENA_NAME
-from .config import load_config
+from .config import PROG, load_config
 from .daemon import Daemon, WrapSource
 from .log import log
 
@@ -21,12 +21,12 @@ EXIT_BUG = 70
 SWITCH_INTERVAL_S = 1e-4  # a reader that holds the interpreter lock gives it up to the loop soon
 
 
-def main(arguments: Sequence[str], wrap_source: WrapSource | None = None) -> int:
+def main(arguments: Sequence[str], wrap_source: WrapSource | None = None, prog: str = PROG) -> int:
     """Return the exit status: 0 after a signal, 1 where the daemon could not start."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     threading.excepthook = _end_on_bug
     try:
-        config = load_config(arguments, os.environ)
+        config = load_config(arguments, os.environ, prog)
         passed = listen_descriptors().get(ARENA_NAME)
         daemon = Daemon(config, passed_arena=passed, wrap_source=wrap_source)
     except HeadraceError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import ConfigError
+from protocol.flag_parser import FlagParser
 from protocol.runtime_dir import (
     DESCRIPTOR_NAME,
     LOCK_NAME,
@@ -28,6 +29,7 @@ from protocol.sizes import parse_size
 from .metrics_address import parse_address
 
 ENVIRONMENT_PREFIX = "HEADRACE_"
+PROG = "python -m expert_daemon"
 POLICIES = ("lfu-da", "lru", "lru-random")
 READ_MODES = ("direct", "buffered")
 MAX_READ_THREADS = 64
@@ -71,12 +73,16 @@ class DaemonConfig:
         return self.runtime_dir / DESCRIPTOR_NAME
 
 
-def load_config(arguments: Sequence[str], environment: Mapping[str, str]) -> DaemonConfig:
+def load_config(
+    arguments: Sequence[str], environment: Mapping[str, str], prog: str = PROG
+) -> DaemonConfig:
     """Return the settings of one daemon from its flags, its environment and its TOML file.
+
+    prog   what its usage says that it is called
 
     Raises ConfigError; `--help` and a malformed flag end the process as argparse does.
     """
-    flags = {k: v for k, v in vars(_parser().parse_args(arguments)).items() if v is not None}
+    flags = {k: v for k, v in vars(_parser(prog).parse_args(arguments)).items() if v is not None}
     file = flags.pop("config", None) or environment.get(ENVIRONMENT_PREFIX + "CONFIG")
     values: dict[str, tuple[Any, str]] = {}
     if file is not None:
@@ -112,11 +118,10 @@ OPTIONS = {
 _SWITCHES = ("no_save", "prefetch")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m expert_daemon",
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = FlagParser(
+        prog=prog,
         description="Keep experts of a mixture-of-experts model in shared memory, read on demand.",
-        allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE.toml", help="settings; flags win over it")
     for name, text in OPTIONS.items():

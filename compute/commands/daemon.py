@@ -19,4 +19,4 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status."""
     from expert_daemon.__main__ import main
 
-    return main(args.arguments)
+    return main(args.arguments, prog="headrace daemon")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 
 from compute.config import COMPUTE_KEYS
 from protocol.errors import ConfigError, HeadraceError
+from protocol.flag_parser import FlagParser
 
 from .config import add_frontend_arguments, load_frontend_config
 from .server import run
@@ -17,10 +17,9 @@ from .server import run
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status, on an error 1, or 2 for a setting."""
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         prog="python -m compute.frontend",
         description="OpenAI's and Anthropic's APIs over HTTP, in front of the compute service.",
-        allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE.toml", help="settings; flags win over it")
     add_frontend_arguments(parser)

@@ -47,12 +47,12 @@ def _byte_planes_kernel(x, planes, offsets, scales, n_groups, GROUPS: tl.constex
     tl.store(scales + row * n_groups + group, scale, mask=mask)
 
 
-def byte_planes(x: Tensor) -> Planes:
+def byte_planes(x: Tensor, *, out: Planes | None = None) -> Planes:
     """Round groups of 32 values to fp8 and cut each value's multiple of 2^-9 into bytes.
 
     x        [T, k] bf16 or f32, contiguous, k a multiple of 32
     returns  planes [T, 3, 2, k / 8] i32, offsets [T, k / 32] i32, scales [T, k / 32] f32,
-             as `reference.byte_planes` describes
+             as `reference.byte_planes` describes; in `out` where given
 
     Raises ValueError on a shape or dtype that differs. Bits equal `reference.byte_planes`.
     Source: model specification, section 2.2, ROUND_FP8; the planes are ours.
@@ -61,11 +61,13 @@ def byte_planes(x: Tensor) -> Planes:
         raise ValueError(f"byte_planes: x is {x.dtype} {tuple(x.shape)}, wanted [T, 32 n] floats")
     if not x.is_contiguous():
         raise ValueError("byte_planes: x is not contiguous")
-    if not runs_kernels(x):
-        return reference.byte_planes(x)
     rows, k = x.shape
     n_groups = k // 32
-    planes, offsets, scales = empty_planes(rows, k, x.device)
+    if out is not None:
+        _check_out(out, rows, k)
+    if not runs_kernels(x):
+        return _filled(reference.byte_planes(x), out)
+    planes, offsets, scales = empty_planes(rows, k, x.device) if out is None else out
     if rows:
         grid = (triton.cdiv(n_groups, _GROUPS_A_PROGRAM), rows)
         _byte_planes_kernel[grid](
@@ -80,3 +82,17 @@ def empty_planes(rows: int, k: int, device: torch.device) -> Planes:
     offsets = torch.empty((rows, k // 32), dtype=torch.int32, device=device)
     scales = torch.empty((rows, k // 32), dtype=torch.float32, device=device)
     return planes, offsets, scales
+
+
+def _check_out(out: Planes, rows: int, k: int) -> None:
+    wanted = [(rows, 3, 2, k // 8), (rows, k // 32), (rows, k // 32)]
+    if [tuple(part.shape) for part in out] != wanted or not all(p.is_contiguous() for p in out):
+        raise ValueError(f"byte_planes: out is {[tuple(p.shape) for p in out]}, wanted {wanted}")
+
+
+def _filled(found: Planes, out: Planes | None) -> Planes:
+    if out is None:
+        return found
+    for target, part in zip(out, found, strict=True):
+        target.copy_(part)
+    return out

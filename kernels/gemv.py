@@ -66,6 +66,7 @@ def gemv(
     *,
     groups: int = 1,
     plain: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Multiply a few rows with a matrix as it is stored: x . weight^T, summed in f32.
 
@@ -74,16 +75,23 @@ def gemv(
     scales   [ceil(n / 32), ceil(k / 32)] u8 E8M0 for E4M3, None for bf16
     groups   rows g * n / groups .. of the matrix take the g-th k channels of x
     plain    takes the body without explicit layouts on a GPU too, for comparison
-    returns  [M, n] f32
+    returns  [M, n] f32, in `out` where given: then nothing is allocated
 
     Raises ValueError on a shape or dtype that differs. Within 1e-6 (relative to the row's norm) of
     `reference.gemv`. Source: model specification, sections 2.2 and 3.3.
     """
     n, k = weight.shape
     _check(x, weight, scales, groups)
+    if out is None:
+        out = torch.empty((x.shape[0], n), dtype=torch.float32, device=x.device)
+    elif (
+        out.dtype != torch.float32 or tuple(out.shape) != (x.shape[0], n) or not out.is_contiguous()
+    ):
+        raise ValueError(
+            f"gemv: out is {out.dtype} {tuple(out.shape)}, wanted f32 {(x.shape[0], n)}"
+        )
     if not runs_kernels(x):
-        return reference.gemv(x, weight, scales, groups)
-    out = torch.empty((x.shape[0], n), dtype=torch.float32, device=x.device)
+        return out.copy_(reference.gemv(x, weight, scales, groups))
     if x.shape[0] == 0:
         return out
     if speaks_ptx(x.device) and not plain:

@@ -1,8 +1,9 @@
 """The routed experts of one token over fp4 weights, wherever their slots lie.
 
 Invariants: every picked expert reads the one quantised row; an expert's gate, up and down come from
-addresses, so slots may lie in several tiers; sums over experts run in plan order in f32. Products
-are exact whole numbers (`fp4_words.py`); only the sums over groups of 32 round.
+addresses, so slots may lie in several tiers; an address of 0 marks an absent expert, of which
+nothing is read. Sums over experts run in plan order in f32. Products are exact whole numbers
+(`fp4_words.py`); only the sums over groups of 32 round.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from .bf16_bits import round_to_bf16
-from .byte_planes import Planes, byte_planes
+from .byte_planes import byte_planes
 from .device import runs_kernels, speaks_ptx
 from .formats.fp4_expert import Fp4Shape
 from .fp4_words import plain_word_dot
 from .reference import routed_m1 as reference
+from .routed_m1_buffers import RoutedBuffers
 
 
 @triton.jit
@@ -86,6 +88,8 @@ def _gate_up_kernel(
     expert = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     gate_at, up_at = tl.load(pointers + expert), tl.load(pointers + n_experts + expert)
+    if gate_at == 0:
+        return
     gate = _plain_rows(
         gate_at.to(tl.pointer_type(tl.int32)),
         (gate_at + GATE_SCALE).to(tl.pointer_type(tl.uint8)),
@@ -123,6 +127,8 @@ def _down_kernel(
     expert = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.load(pointers + 2 * n_experts + expert)
+    if at == 0:
+        return
     y = _plain_rows(
         at.to(tl.pointer_type(tl.int32)),
         (at + DOWN_SCALE).to(tl.pointer_type(tl.uint8)),
@@ -135,11 +141,12 @@ def _down_kernel(
 
 
 @triton.jit
-def _plan_sum_kernel(parts, out, n_experts, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
+def _plan_sum_kernel(pointers, parts, out, n_experts, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for expert in range(n_experts):  # plan order decides bits
-        total += tl.load(parts + expert * HIDDEN + at, mask=at < HIDDEN, other=0.0)
+        end = tl.where(tl.load(pointers + 2 * n_experts + expert) == 0, 0, HIDDEN)
+        total += tl.load(parts + expert * HIDDEN + at, mask=at < end, other=0.0)
     tl.store(out + at, total, mask=at < HIDDEN)
 
 
@@ -152,35 +159,42 @@ def routed_m1(
     *,
     dtype: torch.dtype = torch.bfloat16,
     plain: bool = False,
+    buffers: RoutedBuffers | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Sum one token's experts in plan order: sum over e of w2(weight * act(w1 x, w3 x)).
 
     x         [1, hidden] bf16 or f32
-    pointers  [3, K] i64 addresses of gate, up and down, experts in plan order
+    pointers  [3, K] i64 addresses of gate, up and down, experts in plan order; an expert whose
+              three are 0 is absent: it adds nothing
     weights   [K] f32 routing weights in plan order
     dtype     what each product is rounded to: bf16 or f32
     plain     takes the bodies without inline PTX on a GPU too, for comparison
-    returns   [hidden] f32
+    buffers   scratch for K experts or more, then nothing is allocated
+    returns   [hidden] f32, in `out` or else in the buffers' where given
 
     Raises ValueError on a shape or dtype that differs. Within 2e-6 (relative, f32) of
     `reference.routed_m1`; where `dtype` is bf16 a product on a rounding tie may move by one ulp.
     Source: model specification, section 3.7.
     """
     _check(x, pointers, weights, shape)
+    n_experts = weights.shape[0]
+    scratch = RoutedBuffers.new(shape, n_experts, x.device) if buffers is None else buffers
+    out = scratch.out if out is None else out
+    _check_buffers(scratch, out, n_experts, shape)
     if not runs_kernels(x):
-        return reference.routed_m1(x, pointers, weights, shape, limit, dtype)
-    row = byte_planes(x)
-    parts = torch.empty((weights.shape[0], shape.hidden), dtype=torch.float32, device=x.device)
+        return out.copy_(reference.routed_m1(x, pointers, weights, shape, limit, dtype))
+    scratch = scratch.first(n_experts)
+    byte_planes(x, out=scratch.row)
     if speaks_ptx(x.device) and not plain:
         from .routed_m1_layouts import launch_layouts  # noqa: PLC0415  wants a GPU's compiler
 
-        launch_layouts(pointers, weights, row, parts, shape, limit, dtype)
+        launch_layouts(pointers, weights, scratch, shape, limit, dtype)
     else:
-        _launch_plain(pointers, weights, row, parts, shape, limit, dtype)
-    out = torch.empty(shape.hidden, dtype=torch.float32, device=x.device)
+        _launch_plain(pointers, weights, scratch, shape, limit, dtype)
     block = 256
     _plan_sum_kernel[(triton.cdiv(shape.hidden, block),)](
-        parts, out, weights.shape[0], HIDDEN=shape.hidden, BLOCK=block
+        pointers, scratch.parts, out, n_experts, HIDDEN=shape.hidden, BLOCK=block
     )
     return out
 
@@ -188,24 +202,23 @@ def routed_m1(
 def _launch_plain(
     pointers: Tensor,
     weights: Tensor,
-    row: Planes,
-    parts: Tensor,
+    scratch: RoutedBuffers,
     shape: Fp4Shape,
     limit: float,
     dtype: torch.dtype,
 ) -> None:
-    """Fill `parts` [K, hidden] f32 with each expert's output."""
+    """Fill `scratch.parts` with each expert's output."""
     n_experts = weights.shape[0]
-    activated = torch.empty((n_experts, shape.width), dtype=torch.float32, device=parts.device)
     options: dict[str, Any] = {"ROWS": 32, "BLOCK": 8, "num_warps": 4}
     options["BF16"] = dtype == torch.bfloat16
     _gate_up_kernel[(shape.width // 32, n_experts)](
-        pointers, weights, *row, activated, n_experts, limit,
+        pointers, weights, *scratch.row, scratch.activated, n_experts, limit,
         GATE_SCALE=shape.gate_scale, UP_SCALE=shape.up_scale, GROUPS=shape.hidden // 32,
         WIDTH=shape.width, **options,
     )  # fmt: skip
+    rows = byte_planes(scratch.activated, out=scratch.activated_row)
     _down_kernel[(shape.hidden // 32, n_experts)](
-        pointers, *byte_planes(activated), parts, n_experts,
+        pointers, *rows, scratch.parts, n_experts,
         DOWN_SCALE=shape.down_scale, GROUPS=shape.width // 32, HIDDEN=shape.hidden, **options,
     )  # fmt: skip
 
@@ -222,3 +235,14 @@ def _check(x: Tensor, pointers: Tensor, weights: Tensor, shape: Fp4Shape) -> Non
         )
     if weights.dtype != torch.float32 or not pointers.is_contiguous():
         raise ValueError("routed_m1: weights are f32, pointers contiguous")
+
+
+def _check_buffers(scratch: RoutedBuffers, out: Tensor, n_experts: int, shape: Fp4Shape) -> None:
+    held, width = scratch.activated.shape
+    if held < n_experts or width != shape.width or scratch.parts.shape[1] != shape.hidden:
+        raise ValueError(
+            f"routed_m1: buffers are for {held} experts of width {width}, "
+            f"wanted {n_experts} of {shape.width}"
+        )
+    if out.dtype != torch.float32 or tuple(out.shape) != (shape.hidden,):
+        raise ValueError(f"routed_m1: out is {out.dtype} {tuple(out.shape)}, wanted f32 [hidden]")

@@ -13,9 +13,9 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .byte_planes import Planes, empty_planes
 from .formats.fp4_expert import Fp4Shape
 from .fp4_words import GROUP_ASSEMBLY, GROUP_CONSTRAINTS
+from .routed_m1_buffers import RoutedBuffers
 
 _ROWS_A_LANE = 4
 _REGISTERS = 128  # measured: with more, too few warps hide the memory; with fewer, values spill
@@ -124,6 +124,8 @@ def _gate_up_kernel(
     by_group: gl.constexpr = gl.SliceLayout(2, LAYOUT)
     group, word = _group_numbers(BLOCK, LAYOUT)
     gate_at, up_at = gl.load(pointers + expert), gl.load(pointers + n_experts + expert)
+    if gate_at == 0:
+        return
     gate_words, gate_codes = _matrix_at(gate_at, gate_at + GATE_SCALE, first, GROUPS, 32, LAYOUT)
     up_words, up_codes = _matrix_at(up_at, up_at + UP_SCALE, first, GROUPS, 32, LAYOUT)
     gate = gl.zeros([32, BLOCK], gl.float32, by_group)
@@ -162,6 +164,8 @@ def _down_kernel(
     by_group: gl.constexpr = gl.SliceLayout(2, LAYOUT)
     group, word = _group_numbers(BLOCK, LAYOUT)
     at = gl.load(pointers + 2 * n_experts + expert)
+    if at == 0:
+        return
     words, codes = _matrix_at(at, at + DOWN_SCALE, first, GROUPS, ROWS, LAYOUT)
     planes += expert * (GROUPS * 24)
     offsets += expert * GROUPS
@@ -182,27 +186,25 @@ def _down_kernel(
 def launch_layouts(
     pointers: Tensor,
     weights: Tensor,
-    row: Planes,
-    parts: Tensor,
+    scratch: RoutedBuffers,
     shape: Fp4Shape,
     limit: float,
     dtype: torch.dtype,
 ) -> None:
-    """Fill `parts` [K, hidden] f32 with each expert's output."""
+    """Fill `scratch.parts` with each expert's output."""
     n_experts, bf16 = weights.shape[0], dtype == torch.bfloat16
-    activated = empty_planes(n_experts, shape.width, parts.device)
     groups, width_groups = shape.hidden // 32, shape.width // 32
     # 32 rows a program: a whole group of the down projection's input.
     _, block, layout, warps = tiling(groups, 32, rows=32)
     _gate_up_kernel[(width_groups, n_experts)](
-        pointers, weights, *row, *activated, n_experts, limit,
+        pointers, weights, *scratch.row, *scratch.activated_row, n_experts, limit,
         GATE_SCALE=shape.gate_scale, UP_SCALE=shape.up_scale, GROUPS=groups,
         WIDTH_GROUPS=width_groups, BLOCK=block, LAYOUT=layout, BF16=bf16, WARPS=warps,
         num_warps=warps, maxnreg=_REGISTERS,
     )  # fmt: skip
     rows, block, layout, warps = tiling(width_groups, shape.hidden)
     _down_kernel[(shape.hidden // rows, n_experts)](
-        pointers, *activated, parts, n_experts,
+        pointers, *scratch.activated_row, scratch.parts, n_experts,
         DOWN_SCALE=shape.down_scale, GROUPS=width_groups, HIDDEN=shape.hidden, ROWS=rows,
         BLOCK=block, LAYOUT=layout, BF16=bf16, num_warps=warps, maxnreg=_REGISTERS,
     )  # fmt: skip

@@ -27,6 +27,8 @@ def routed_m1(
     rounded = round_fp8(x)
     for expert in range(weights.shape[0]):
         gate_at, up_at, down_at = (int(at) for at in pointers[:, expert])
+        if gate_at == 0:
+            continue
         gate = linear(rounded, _matrix(gate_at, shape.gate_scale, shape.width, shape.hidden), dtype)
         up = linear(rounded, _matrix(up_at, shape.up_scale, shape.width, shape.hidden), dtype)
         activated = swiglu(gate, up, limit, weights[expert : expert + 1]).to(dtype)

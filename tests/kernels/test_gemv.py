@@ -32,10 +32,12 @@ def test_products_equal_the_reference(
 ) -> None:
     weight, scales = stored(n, k, fp8_tiles=fp8_tiles)
     x = torch.randn(rows, groups * k, generator=torch.Generator().manual_seed(rows))
+    out = torch.full((rows, n), float("nan"), device=device)
     found = gemv.gemv(
         x.to(device), weight.to(device), None if scales is None else scales.to(device),
-        groups=groups, plain=plain,
+        groups=groups, plain=plain, out=out,
     )  # fmt: skip
+    assert found is out
     wanted = reference.gemv(x.double().float(), weight, scales, groups)
     assert (found.cpu() - wanted).norm() <= 1e-6 * wanted.norm()
 
@@ -69,6 +71,8 @@ def test_what_does_not_fit_is_refused() -> None:
         gemv.gemv(torch.zeros(1, 32), weight, scales)
     with pytest.raises(ValueError, match="rows"):
         gemv.gemv(torch.zeros(9, 64), weight, scales)
+    with pytest.raises(ValueError, match="out is"):
+        gemv.gemv(torch.zeros(1, 64), weight, scales, out=torch.zeros(2, 64))
     with pytest.raises(ValueError, match="scales are"):
         gemv.gemv(torch.zeros(1, 64), weight, torch.zeros(1, 1, dtype=torch.uint8))
     with pytest.raises(ValueError, match="weight is"):

@@ -12,6 +12,7 @@ from kernels.formats.fp4_expert import Fp4Shape
 from kernels.reference import byte_planes as reference_planes
 from kernels.reference import round_fp8
 from kernels.reference import routed_m1 as reference
+from kernels.routed_m1_buffers import RoutedBuffers
 
 LIMIT = 10.0
 
@@ -119,6 +120,54 @@ def test_extreme_scales_and_values_beyond_the_clamp_stay_right(device: str) -> N
     assert (found.cpu() - wanted).norm() <= 2e-3 * wanted.norm()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("plain", [False, True])
+def test_absent_experts_add_nothing_and_given_buffers_are_used(device: str, *, plain: bool) -> None:
+    shape = shape_of(64, 32)
+    _, pointers = fake_experts(shape, 4, device)
+    present = [0, 3]
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(1, 64, generator=generator).to(device)
+    weights = torch.rand(4, generator=generator).to(device)
+    wanted = routed_m1.routed_m1(
+        x, pointers[:, present].contiguous(), weights[present], shape, LIMIT,
+        **body(device, plain=plain),
+    )  # fmt: skip
+    holed = pointers.clone()
+    holed[:, 1:3] = 0
+    buffers = RoutedBuffers.new(shape, 5, device)
+    for part in (buffers.activated, buffers.parts, buffers.out, buffers.row[2]):
+        part.fill_(float("nan"))
+    found = routed_m1.routed_m1(
+        x, holed, weights, shape, LIMIT, buffers=buffers, **body(device, plain=plain)
+    )
+    assert found is buffers.out
+    assert torch.equal(found, wanted)
+    holed.zero_()
+    out = torch.full((64,), float("nan"), device=device)
+    routed_m1.routed_m1(x, holed, weights, shape, LIMIT, buffers=buffers, out=out)
+    assert torch.equal(out, torch.zeros_like(out))
+
+
+@pytest.mark.gpu
+def test_with_buffers_a_graph_replays_the_same_bits_and_nothing_is_allocated() -> None:
+    shape = shape_of(256, 64)
+    _, pointers = fake_experts(shape, 6, "cuda")
+    x, weights = torch.randn(1, 256).cuda(), torch.rand(6).cuda()
+    buffers = RoutedBuffers.new(shape, 6, "cuda")
+    eager = routed_m1.routed_m1(x, pointers, weights, shape, LIMIT, buffers=buffers).clone()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    routed_m1.routed_m1(x, pointers, weights, shape, LIMIT, buffers=buffers)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        routed_m1.routed_m1(x, pointers, weights, shape, LIMIT, buffers=buffers)
+    buffers.out.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(buffers.out, eager)
+
+
 def test_the_reference_reads_the_codes_that_the_format_defines() -> None:
     shape = shape_of(64, 32)
     slots, pointers = fake_experts(shape, 1, "cpu")
@@ -133,5 +182,10 @@ def test_a_shape_that_differs_is_refused() -> None:
     _, pointers = fake_experts(shape, 2, "cpu")
     with pytest.raises(ValueError, match="x is"):
         routed_m1.routed_m1(torch.zeros(1, 32), pointers, torch.zeros(2), shape, LIMIT)
+    with pytest.raises(ValueError, match="buffers"):
+        routed_m1.routed_m1(
+            torch.zeros(1, 64), pointers, torch.zeros(2), shape, LIMIT,
+            buffers=RoutedBuffers.new(shape, 1, "cpu"),
+        )  # fmt: skip
     with pytest.raises(ValueError, match="pointers"):
         routed_m1.routed_m1(torch.zeros(1, 64), pointers, torch.zeros(3), shape, LIMIT)

@@ -89,6 +89,7 @@ def _gate_up_kernel(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     gate_at, up_at = tl.load(pointers + expert), tl.load(pointers + n_experts + expert)
     if gate_at == 0:
+        tl.store(activated + expert * WIDTH + rows, tl.zeros([ROWS], tl.float32))
         return
     gate = _plain_rows(
         gate_at.to(tl.pointer_type(tl.int32)),

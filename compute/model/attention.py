@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from kernels.reference.attend import attend
-from kernels.reference.linear import grouped_linear, linear
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rotate import rotate
 from protocol.files.model_config import ModelConfig
 
 from .compressor import Compressor
 from .indexer import Indexer
+from .matrix import grouped_linear, linear
 from .precision import Numerics
 from .rotary import RotaryTable
 from .step import Step

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.reference.linear import linear
 from kernels.reference.pool_groups import pool_groups
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rotate import rotate
 from protocol.files.model_config import ModelConfig
 
+from .matrix import linear
 from .precision import Numerics
 from .rotary import RotaryTable
 from .step import Step

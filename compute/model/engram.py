@@ -10,11 +10,11 @@ from torch import Tensor
 
 from kernels.formats import FORMATS, fp8
 from kernels.reference.engram_gate import engram_gate
-from kernels.reference.linear import linear
 from protocol.errors import ShardError
 from protocol.files.model_config import ModelConfig
 from protocol.files.slice_map import ROW_E4M3
 
+from .matrix import linear
 from .precision import Numerics
 from .step import Step
 from .weights import EngramWeights

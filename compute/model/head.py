@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 from kernels.reference.hc_collapse import hc_collapse
-from kernels.reference.linear import linear
 from kernels.reference.rms_norm import rms_norm
 
+from .matrix import Matrix, linear
 from .precision import Numerics
 
 
 class Head:
     """Final norm and output matrix; the last layer's pre-mix collapses the streams."""
 
-    def __init__(self, norm: Tensor, matrix: Tensor, eps: float, numerics: Numerics) -> None:
+    def __init__(self, norm: Tensor, matrix: Matrix, eps: float, numerics: Numerics) -> None:
         self.norm = norm
         self.matrix = matrix
         self.eps = eps

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from kernels.reference.index_scores import index_scores
-from kernels.reference.linear import linear
 from kernels.reference.rotate import rotate
 from kernels.reference.select_rows import select_rows
 from protocol.files.model_config import ModelConfig
 
 from .candidates import candidate_blocks, mask_scores, restricts
+from .matrix import Matrix, linear
 from .precision import Numerics
 from .selection import Selection, select_all, select_listed
 from .step import Step
@@ -27,8 +27,8 @@ class Indexer:
         self,
         config: ModelConfig,
         layer: int,
-        query: Tensor,
-        head_weights: Tensor,
+        query: Matrix,
+        head_weights: Matrix,
         numerics: Numerics,
         *,
         vendor_decode_defect: bool,

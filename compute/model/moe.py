@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from kernels.formats import FORMATS, fp4
-from kernels.reference.linear import linear
 from kernels.reference.route_select import route_select
 from kernels.reference.swiglu import swiglu
 from protocol.errors import ShardError
 from protocol.files.model_config import ModelConfig
 from protocol.files.slice_map import FP4
 
+from .matrix import Matrix, linear
 from .precision import Numerics
 from .sources import ExpertMatrices
 from .step import Step
@@ -75,7 +75,7 @@ class Moe:
         shared = self._expert(rounded, w.shared_gate_up, w.shared_down, None)
         return total.add_(shared.float()).to(n.activation)
 
-    def _expert(self, x: Tensor, gate_up: Tensor, down: Tensor, weight: Tensor | None) -> Tensor:
+    def _expert(self, x: Tensor, gate_up: Matrix, down: Matrix, weight: Tensor | None) -> Tensor:
         """Return y [n, H] of one expert; the weight acts before the down projection's rounding."""
         n = self.numerics
         gate, up = linear(x, gate_up, n.activation).chunk(2, dim=1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,15 +22,16 @@ from kernels.formats import FORMATS, fp8
 from protocol.errors import ShardError
 from protocol.files.safetensors_index import TensorEntry
 
+from .matrix import BF16, FP8, Matrix, StoredMatrix
+
 # Values of one piece, a multiple of 32 rows at least: block formats need about ten times their f32.
 PIECE_VALUES_CPU = 1 << 22
 PIECE_VALUES_GPU = 1 << 25
-_FP8 = "F8_E4M3"
 _DTYPES = {
-    "BF16": torch.bfloat16,
+    BF16: torch.bfloat16,
     "F16": torch.float16,
     "F32": torch.float32,
-    _FP8: torch.uint8,
+    FP8: torch.uint8,
     "F8_E8M0": torch.uint8,
 }
 
@@ -76,6 +77,33 @@ class TensorReader:
         """Return a matrix [n, k] in bf16 where it is stored so, else in f32."""
         return self.stored(name) if self._tensors[name].dtype == "BF16" else self.f32(name)
 
+    def matrix(self, *names: str, groups: int = 1) -> Matrix:
+        """Return the rows of these matrices one after the other: as stored on a GPU, else f32.
+
+        groups  the f32 form is [groups, n / groups, k] where there are several
+        """
+        entries = [self._tensors[name] for name in names]
+        if self._device.type == "cpu" or not _are_alike(entries):
+            whole = self.f32(*names)
+            return whole.view(groups, -1, whole.shape[-1]) if groups > 1 else whole
+        kind, k = entries[0].dtype, entries[0].shape[1]
+        values = torch.cat([self._rows(entry) for entry in entries])
+        scales = None
+        if kind == FP8:
+            parts = [self.stored(f"{name.removesuffix('.weight')}.scale") for name in names]
+            scales = torch.cat(parts)
+        return StoredMatrix(values, scales, kind, k, groups)
+
+    def _rows(self, entry: TensorEntry) -> Tensor:
+        """Return a matrix on the device: its dtype's values, or the bytes of its blocks."""
+        n_rows, k = entry.shape
+        dtype = _DTYPES.get(entry.dtype, torch.uint8)
+        width = k if entry.dtype in _DTYPES else entry.n_bytes // n_rows
+        out = torch.empty((n_rows, width), dtype=dtype, device=self._device)
+        for first, last, data in self._pieces(entry):
+            out[first:last] = data.view(dtype)
+        return out
+
     def f32(self, *names: str) -> Tensor:
         """Return the rows of these tensors one after the other, scales applied, f32.
 
@@ -95,7 +123,7 @@ class TensorReader:
 
     def _fill(self, out: Tensor, entry: TensorEntry) -> None:
         """Dequantise one tensor into `out`, which has its shape; ValueError on bad bytes."""
-        if entry.dtype == _FP8:
+        if entry.dtype == FP8:
             scales = self.stored(entry.name.removesuffix(".weight") + ".scale")
             for first, last, data in self._pieces(entry):
                 tiles = scales[first // fp8.TILE : -(-last // fp8.TILE)]
@@ -145,3 +173,11 @@ class TensorReader:
             except OSError as error:
                 raise ShardError(f"{path}: {error.strerror}") from None
         return self._descriptors[path]
+
+
+def _are_alike(entries: Sequence[TensorEntry]) -> bool:
+    """Whether matrices can stand as stored one below the other, in a form that kernels read."""
+    if entries[0].dtype in {"F32", "F16"}:
+        return False
+    whole_tiles = all(entry.shape[0] % fp8.TILE == 0 for entry in entries[:-1])
+    return len({entry.dtype for entry in entries}) == 1 and (entries[0].dtype != FP8 or whole_tiles)

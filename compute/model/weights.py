@@ -1,7 +1,7 @@
 """The dense weights of a model, by module, as the forward pass uses them.
 
-Everything that an operator multiplies is f32, dequantised once at load, whatever its format; the
-embedding stays bf16 where it is stored so.
+What a row is multiplied with is a Matrix: f32 on the CPU, as stored on a GPU; everything else is
+f32. The embedding stays bf16 where it is stored so.
 Matrices that read the same input are stacked, so that one product serves them.
 Invariants: nothing here comes from a routed expert or an Engram table; no file is open afterwards.
 Source of names and roles: model specification, section 6.
@@ -18,6 +18,7 @@ from protocol.files.checkpoint import Checkpoint
 from protocol.files.model_config import ModelConfig
 from protocol.files.slice_map import EngramTable
 
+from .matrix import Matrix
 from .tensor_reader import TensorReader
 
 
@@ -34,9 +35,9 @@ class HighwayWeights:
 class CompressorWeights:
     """What a kv source makes compressed rows and index keys of."""
 
-    kv_gate: Tensor  # [k or 2k, H]: wkv, and wgate where the ratio is 2
+    kv_gate: Matrix  # [k or 2k, H]: wkv, and wgate where the ratio is 2
     norm: Tensor  # [k]
-    key: Tensor  # [index k, k]
+    key: Matrix  # [index k, k]
     key_norm: Tensor  # [index k]
 
 
@@ -44,15 +45,15 @@ class CompressorWeights:
 class AttentionWeights:
     """One attention site; the index parts where the layer has them."""
 
-    qa_kv: Tensor  # [q rank + k, H]: wq_a, wkv
+    qa_kv: Matrix  # [q rank + k, H]: wq_a, wkv
     q_norm: Tensor
     kv_norm: Tensor
-    q_b: Tensor  # [heads * k, q rank]
+    q_b: Matrix  # [heads * k, q rank]
     sink: Tensor  # [heads]
-    o_a: Tensor  # [groups, o rank, heads / groups * k]
-    o_b: Tensor  # [H, groups * o rank]
-    index_q: Tensor | None  # [index heads * index k, q rank], index sources
-    index_heads: Tensor | None  # [index heads, H], index sources
+    o_a: Matrix  # [groups, o rank, heads / groups * k]
+    o_b: Matrix  # [H, groups * o rank]
+    index_q: Matrix | None  # [index heads * index k, q rank], index sources
+    index_heads: Matrix | None  # [index heads, H], index sources
     compressor: CompressorWeights | None  # kv sources
 
 
@@ -61,10 +62,10 @@ class MoeWeights:
     """Router and shared expert of one layer, and how its routed experts are stored."""
 
     formats: tuple[str, str, str]  # of gate, up and down: "FP4", or a block format's name
-    router: Tensor  # [E, H]
+    router: Matrix  # [E, H]
     bias: Tensor  # [E]
-    shared_gate_up: Tensor  # [2 * width, H]: w1, w3
-    shared_down: Tensor  # [H, width]
+    shared_gate_up: Matrix  # [2 * width, H]: w1, w3
+    shared_down: Matrix  # [H, width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class EngramWeights:
 
     row_format: str  # "E4M3" with its scales behind it, or a block format's name
     row_bytes: int  # of the table; a row of the ring may be longer
-    kv: Tensor  # [(S + 1) * H, columns * k]
+    kv: Matrix  # [(S + 1) * H, columns * k]
     weight: Tensor  # [S, H], query weight * key weight
 
 
@@ -97,7 +98,7 @@ class ModelWeights:
     embed: Tensor  # [vocab, H] bf16 or f32
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    head: Tensor  # [vocab, H]
+    head: Matrix  # [vocab, H]
 
 
 def load_weights(checkpoint: Checkpoint, device: torch.device) -> ModelWeights:
@@ -108,7 +109,7 @@ def load_weights(checkpoint: Checkpoint, device: torch.device) -> ModelWeights:
             embed=reader.embedding("embed.weight"),
             layers=tuple(_layer(reader, checkpoint, layer) for layer in range(config.n_layers)),
             norm=reader.f32("norm.weight"),
-            head=reader.f32("head.weight"),
+            head=reader.matrix("head.weight"),
         )
 
 
@@ -140,15 +141,15 @@ def _attention(reader: TensorReader, config: ModelConfig, layer: int) -> Attenti
     index_source = layer in config.index_source_layers
     index = f"{name}.indexer"
     return AttentionWeights(
-        qa_kv=reader.f32(f"{name}.wq_a.weight", f"{name}.wkv.weight"),
+        qa_kv=reader.matrix(f"{name}.wq_a.weight", f"{name}.wkv.weight"),
         q_norm=reader.f32(f"{name}.q_norm.weight"),
         kv_norm=reader.f32(f"{name}.kv_norm.weight"),
-        q_b=reader.f32(f"{name}.wq_b.weight"),
+        q_b=reader.matrix(f"{name}.wq_b.weight"),
         sink=reader.f32(f"{name}.attn_sink"),
-        o_a=reader.f32(f"{name}.wo_a.weight").view(config.o_groups, config.o_lora_rank, -1),
-        o_b=reader.f32(f"{name}.wo_b.weight"),
-        index_q=reader.f32(f"{index}.wq_b.weight") if index_source else None,
-        index_heads=reader.f32(f"{index}.weights_proj.weight") if index_source else None,
+        o_a=reader.matrix(f"{name}.wo_a.weight", groups=config.o_groups),
+        o_b=reader.matrix(f"{name}.wo_b.weight"),
+        index_q=reader.matrix(f"{index}.wq_b.weight") if index_source else None,
+        index_heads=reader.matrix(f"{index}.weights_proj.weight") if index_source else None,
         compressor=_compressor(reader, config, layer),
     )
 
@@ -160,9 +161,9 @@ def _compressor(reader: TensorReader, config: ModelConfig, layer: int) -> Compre
     index = f"layers.{layer}.attn.indexer"
     parts = ["wkv", "wgate"] if config.ratio(layer) > 1 else ["wkv"]
     return CompressorWeights(
-        kv_gate=reader.f32(*(f"{name}.{part}.weight" for part in parts)),
+        kv_gate=reader.matrix(*(f"{name}.{part}.weight" for part in parts)),
         norm=reader.f32(f"{name}.norm.weight"),
-        key=reader.f32(f"{index}.wk.weight"),
+        key=reader.matrix(f"{index}.wk.weight"),
         key_norm=reader.f32(f"{index}.k_norm.weight"),
     )
 
@@ -171,10 +172,10 @@ def _moe(reader: TensorReader, name: str, formats: tuple[str, str, str]) -> MoeW
     shared = f"{name}.shared_experts"
     return MoeWeights(
         formats=formats,
-        router=reader.f32(f"{name}.gate.weight"),
+        router=reader.matrix(f"{name}.gate.weight"),
         bias=reader.f32(f"{name}.gate.bias"),
-        shared_gate_up=reader.f32(f"{shared}.w1.weight", f"{shared}.w3.weight"),
-        shared_down=reader.f32(f"{shared}.w2.weight"),
+        shared_gate_up=reader.matrix(f"{shared}.w1.weight", f"{shared}.w3.weight"),
+        shared_down=reader.matrix(f"{shared}.w2.weight"),
     )
 
 
@@ -182,6 +183,6 @@ def _engram(reader: TensorReader, name: str, table: EngramTable) -> EngramWeight
     return EngramWeights(
         row_format=table.format,
         row_bytes=table.row_bytes,
-        kv=reader.f32(f"{name}.wkv.weight"),
+        kv=reader.matrix(f"{name}.wkv.weight"),
         weight=reader.f32(f"{name}.q_weight") * reader.f32(f"{name}.k_weight"),
     )

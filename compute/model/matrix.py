@@ -1,0 +1,114 @@
+"""Dense matrices and products with them.
+
+On the CPU a matrix is f32, dequantised when it was loaded. On a GPU it stays as the file stores it:
+a few rows are multiplied by the kernels that read it so, many by torch after a dequantisation that
+lives as long as the product. Values are exact either way; only the order of summation differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.formats import FORMATS, fp8
+from kernels.gemv import MAX_ROWS, gemv
+from kernels.reference import linear as reference
+
+FP8 = "F8_E4M3"
+BF16 = "BF16"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix [n, k] as a file stores it, on a GPU.
+
+    values  u8 [n, bytes of a row] or bf16 [n, k]
+    scales  u8 [n / 32, k / 32] of fp8 tiles, else None
+    format  "F8_E4M3", "BF16" or a block format's name
+    groups  rows g * n / groups .. take the g-th k channels of what is multiplied
+    """
+
+    values: Tensor
+    scales: Tensor | None
+    format: str
+    k: int
+    groups: int = 1
+
+    @property
+    def n(self) -> int:
+        """Rows of the matrix."""
+        return self.values.shape[0]
+
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
+        """Return [n, k] in a dtype that holds its values exactly."""
+        if self.format == FP8:
+            assert self.scales is not None
+            return fp8.dequantise_tiles(self.values, self.scales).to(dtype)
+        if self.format == BF16:
+            return self.values.to(dtype)
+        return FORMATS[self.format].dequantise(self.values).view(self.n, self.k).to(dtype)
+
+    def row_product(self, x: Tensor) -> Tensor:
+        """Return x . matrix^T [M, n] f32 of at most MAX_ROWS rows x [M, groups * k] f32."""
+        if self.format in {FP8, BF16}:
+            return gemv(x, self.values, self.scales, groups=self.groups)
+        weight = self.dequantised(torch.float32).view(self.groups, -1, self.k)
+        rows = x.view(x.shape[0], self.groups, self.k).transpose(0, 1)
+        return torch.bmm(rows, weight.transpose(1, 2)).transpose(0, 1).flatten(1)
+
+
+Matrix = Tensor | StoredMatrix  # Tensor: f32, [n, k] or [groups, n / groups, k]
+
+
+def linear(x: Tensor, weight: Matrix, dtype: torch.dtype) -> Tensor:
+    """Multiply rows with a matrix: x . weight^T, summed in f32, one cast at the end.
+
+    x        [T, k] bf16 or f32
+    returns  [T, n] `dtype`
+
+    Source: model specification, section 2.2, Scaled GEMM.
+    """
+    if isinstance(weight, Tensor):
+        return reference.linear(x, weight, dtype)
+    if x.shape[0] <= MAX_ROWS:
+        return weight.row_product(x.float().contiguous()).to(dtype)
+    return _product(x.unsqueeze(0), weight, dtype)[0]
+
+
+def grouped_linear(x: Tensor, weight: Matrix, dtype: torch.dtype) -> Tensor:
+    """Multiply each group of channels with its own matrix.
+
+    x        [T, groups, k] bf16 or f32
+    returns  [T, groups, n / groups] `dtype`
+
+    Source: model specification, section 3.3, step 6.
+    """
+    if isinstance(weight, Tensor):
+        return reference.grouped_linear(x, weight, dtype)
+    n_rows = x.shape[0]
+    if n_rows <= MAX_ROWS:
+        flat = x.reshape(n_rows, -1).float().contiguous()
+        return weight.row_product(flat).to(dtype).view(n_rows, weight.groups, -1)
+    return _product(x.transpose(0, 1), weight, dtype).transpose(0, 1)
+
+
+def _product(x: Tensor, weight: StoredMatrix, dtype: torch.dtype) -> Tensor:
+    """Return [groups, T, n / groups] `dtype` of x [groups, T, k]."""
+    if not (x.is_cuda and is_exact_in_bf16(x, weight, dtype)):
+        matrix = weight.dequantised(torch.float32).view(weight.groups, -1, weight.k)
+        return torch.bmm(x.float(), matrix.transpose(1, 2)).to(dtype)
+    matrix = weight.dequantised(torch.bfloat16).view(weight.groups, -1, weight.k)
+    rows = x.to(torch.bfloat16)
+    if dtype == torch.bfloat16:
+        return torch.bmm(rows, matrix.transpose(1, 2))
+    return torch.bmm(rows, matrix.transpose(1, 2), out_dtype=torch.float32)
+
+
+def is_exact_in_bf16(x: Tensor, weight: StoredMatrix, dtype: torch.dtype) -> bool:
+    """Whether the product's factors are bf16 values: then tensor cores lose nothing.
+
+    Where activations are bf16, rows given in f32 are rounded ones, exact in bf16 as well.
+    """
+    return weight.format in {FP8, BF16} and (torch.bfloat16 in {dtype, x.dtype})

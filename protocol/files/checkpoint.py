@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
 
+from .collector import collector_paused
 from .engram_places import engram_tables_of
 from .gguf_config import GgufModel
 from .gguf_contents import open_gguf
@@ -122,6 +123,7 @@ class Checkpoint:
         return tuple(lines)
 
 
+@collector_paused()
 def open_checkpoint(directory: Path, *, incomplete: bool = False) -> Checkpoint:
     """Open and check a model directory or a GGUF's file; raises ConfigError or ShardError.
 
@@ -201,11 +203,12 @@ def model_fingerprint(raw_config: dict[str, Any], index: SafetensorsIndex) -> by
     digest = xxhash.xxh3_128()
     config = json.dumps(raw_config, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     digest.update(config.encode() + b"\n")
-    lines: dict[Path, list[str]] = {
-        shard.path: [json.dumps(["shard", shard.name, shard.n_bytes])] for shard in index.shards
+    lines: dict[int, list[str]] = {  # by the shard's id: to hash 90,000 paths takes long
+        id(shard): [json.dumps(["shard", shard.name, shard.n_bytes])] for shard in index.shards
     }
+    in_json = json.JSONEncoder().encode  # of a name, without a new encoder each time
     for name, dtype, shape, shard, offset, n_bytes in index.tensors.values():
-        lines[shard.path].append(f"{json.dumps(name)} {dtype} {shape} {offset} {n_bytes}")
+        lines[id(shard)].append(f"{in_json(name)} {dtype} {shape} {offset} {n_bytes}")
     for shard_lines in lines.values():
         digest.update("\n".join([*shard_lines, ""]).encode())
     return digest.digest()

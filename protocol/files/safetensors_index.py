@@ -14,6 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
+from typing import NoReturn
 
 from protocol.errors import ShardError
 
@@ -82,17 +83,19 @@ def load_index(directory: Path) -> SafetensorsIndex:
         placed[file_name].append(name)
     shards: list[Shard] = []
     tensors: dict[str, TensorEntry] = {}
+    found: dict[str, str] = {}  # tensor name -> the file that holds it
     for file_name in sorted(placed):
         shard, entries = _read_placed(directory / file_name, placed[file_name])
         shards.append(shard)
-        for entry in entries:
-            other = tensors.setdefault(entry.name, entry)
-            if other is not entry:
-                raise ShardError(
-                    f"{tensor_label(entry.name)} stands twice: in {other.shard.path} and in "
-                    f"{shard.path}"
-                )
-    _compare(directory / INDEX_NAME, weight_map, total, tensors)
+        own = {entry.name: entry for entry in entries}
+        for name in own.keys() & tensors.keys():
+            raise ShardError(
+                f"{tensor_label(name)} stands twice: in {tensors[name].shard.path} and in "
+                f"{shard.path}"
+            )
+        tensors |= own
+        found |= dict.fromkeys(own, file_name)
+    _compare(directory / INDEX_NAME, weight_map, total, tensors, found)
     return SafetensorsIndex(tuple(shards), tensors)
 
 
@@ -150,8 +153,12 @@ def _read_weight_map(directory: Path) -> tuple[dict[str, str] | None, int | None
     weight_map = raw.get("weight_map") if isinstance(raw, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ShardError(f"{path}: has no weight_map from tensor names to shards")
+    plain: set[str] = set()
     for name, file_name in weight_map.items():
-        if not _is_plain_file_name(file_name):
+        if not (isinstance(file_name, str) and file_name in plain):
+            if _is_plain_file_name(file_name):
+                plain.add(file_name)
+                continue
             raise ShardError(
                 f"{path}: {tensor_label(name)} is placed in {ascii(file_name)[:120]}, wanted the "
                 "name of a .safetensors file beside the index"
@@ -174,19 +181,31 @@ def _is_plain_file_name(name: object) -> bool:
 
 
 def _compare(
-    path: Path, weight_map: dict[str, str], total: int | None, tensors: dict[str, TensorEntry]
+    path: Path,
+    weight_map: dict[str, str],
+    total: int | None,
+    tensors: dict[str, TensorEntry],
+    found: dict[str, str],
 ) -> None:
     """Refuse an index that differs from the shards' headers in any tensor or in the total."""
-    for name, file_name in weight_map.items():
-        entry = tensors.get(name)
-        if entry is None or entry.shard.name != file_name:
-            found = "no shard holds it" if entry is None else f"{entry.shard.name} holds it"
-            raise ShardError(f"{path}: places {tensor_label(name)} in {file_name}, but {found}")
-    for name, entry in tensors.items():
-        if name not in weight_map:
-            raise ShardError(
-                f"{entry.shard.path}: {tensor_label(name)} is in the shard, but not in {path.name}"
-            )
+    if weight_map != found:
+        _refuse_difference(path, weight_map, tensors, found)
     n_bytes = sum(entry.n_bytes for entry in tensors.values())
     if total is not None and total != n_bytes:
         raise ShardError(f"{path}: total_size is {total}, the shards hold {n_bytes} bytes of data")
+
+
+def _refuse_difference(
+    path: Path,
+    weight_map: dict[str, str],
+    tensors: dict[str, TensorEntry],
+    found: dict[str, str],
+) -> NoReturn:
+    for name, file_name in weight_map.items():
+        if found.get(name) != file_name:
+            where = f"{found[name]} holds it" if name in found else "no shard holds it"
+            raise ShardError(f"{path}: places {tensor_label(name)} in {file_name}, but {where}")
+    name = next(name for name in tensors if name not in weight_map)
+    raise ShardError(
+        f"{tensors[name].shard.path}: {tensor_label(name)} is in the shard, but not in {path.name}"
+    )

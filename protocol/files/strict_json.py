@@ -17,15 +17,17 @@ def read_bounded(file: BinaryIO, limit: int) -> bytes:
     return file.read(min(n_bytes, limit) + 1)
 
 
-def parse_strict(data: bytes) -> Any:
+def parse_strict(data: bytes, *, look_for_duplicates: bool = True) -> Any:
     """Parse `data` as UTF-8 JSON without duplicate keys, NaN, Infinity or lone surrogates in keys.
+
+    A caller that has a faster way to find duplicate keys looks for them itself.
 
     Raises JsonError, and nothing else, on whatever the bytes may hold.
     """
     try:
         return json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=_object_without_duplicates,
+            object_pairs_hook=_object_without_duplicates if look_for_duplicates else None,
             parse_constant=_refuse_constant,
         )
     except JsonError:

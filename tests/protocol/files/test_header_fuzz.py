@@ -21,6 +21,7 @@ from protocol.files.safetensors_header import (
     parse_header,
 )
 from protocol.files.safetensors_index import read_header
+from protocol.files.strict_json import JsonError, parse_strict
 
 GOOD: dict[str, Any] = {
     "__metadata__": {"format": "pt"},
@@ -104,6 +105,52 @@ def test_any_value_in_any_field_is_refused_or_safe(
     data = json.dumps(header).encode()
     _try(data, LENGTH_BYTES + len(data) + DATA_BYTES + extra)
     _try(data, LENGTH_BYTES + len(data) + DATA_BYTES)
+
+
+PAIRS = st.lists(
+    st.tuples(st.sampled_from(["dtype", "shape", "data_offsets", "x", "a\\"]), LEAVES), max_size=5
+)
+
+
+def as_text(pairs: list[tuple[str, Any]]) -> str:
+    """A JSON object with the keys as they come, twice where they come twice."""
+    texts = [f"{json.dumps(key)}:{value}" for key, value in pairs]
+    return "{" + ",".join(texts) + "}"
+
+
+@settings(max_examples=600)
+@given(
+    tensors=st.lists(
+        st.tuples(st.sampled_from(["a", "b", "__metadata__"]), PAIRS | st.just("good")), max_size=4
+    ),
+)
+def test_no_key_that_stands_twice_gets_past_the_count_of_strings(tensors: list[Any]) -> None:
+    good = '{"dtype":"I8","shape":[],"data_offsets":[0,1]}'
+    values = [
+        (name, good if pairs == "good" else as_text([(k, json.dumps(v)) for k, v in pairs]))
+        for name, pairs in tensors
+    ]
+    data = as_text(values).encode()
+    try:
+        parse_strict(data)
+    except JsonError:
+        with pytest.raises(ShardError):
+            parse_header(data, Shard(Path("x"), LENGTH_BYTES + len(data) + 1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":{"dtype":"I8","dtype":"I8","shape":[],"data_offsets":[0,1]}}',
+        '{"a":{"dtype":"U8","shape":[],"data_offsets":[0,1]},"a":{}}',
+        '{"a":{"dtype":"I8","d\\u0074ype":"I8","shape":[],"data_offsets":[0,1]}}',
+        '{"__metadata__":{"x":"1"},"__metadata__":{"x":"1"}}',
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(text: str) -> None:
+    data = text.encode()
+    with pytest.raises(ShardError, match="stands twice in one JSON object"):
+        parse_header(data, Shard(Path("x"), LENGTH_BYTES + len(data) + 1))
 
 
 @settings(max_examples=400)

@@ -11,6 +11,8 @@ from .bf16_bits import round_to_bf16
 from .device import runs_kernels
 from .reference import hc_collapse as reference
 from .reference.rms_norm import rms_norm
+from .reference.round_fp8 import round_fp8
+from .round_fp8 import round_groups_to_fp8
 
 
 @triton.jit
@@ -19,11 +21,13 @@ def _hc_collapse_norm_kernel(
     pre,
     weight,
     out,
+    rounded,
     width,
     eps,
     N_STREAMS: tl.constexpr,
     BLOCK: tl.constexpr,
     BF16: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ):
     token = tl.program_id(0)
     at = tl.arange(0, BLOCK)
@@ -40,10 +44,21 @@ def _hc_collapse_norm_kernel(
     if BF16:
         row = round_to_bf16(row)
     tl.store(out + token * width + at, row, mask=inside)
+    if ROUNDS:
+        groups = tl.reshape(row, [BLOCK // 32, 32])
+        codes = tl.reshape(round_groups_to_fp8(groups), [BLOCK])
+        tl.store(rounded + token * width + at, codes, mask=inside)
 
 
 def hc_collapse_norm(
-    streams: Tensor, pre: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+    streams: Tensor,
+    pre: Tensor,
+    weight: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+    *,
+    out: Tensor | None = None,
+    rounded: Tensor | None = None,
 ) -> Tensor:
     """Mix the streams into one row and scale it to unit mean square.
 
@@ -51,25 +66,42 @@ def hc_collapse_norm(
     pre      [T, S] f32, contiguous
     weight   [H] f32
     dtype    of the mixed row before its norm and of the result: bf16 or f32
-    returns  [T, H] `dtype`
+    rounded  [T, H] f32: the result rounded to fp8 as well, where given; H a multiple of 32
+    returns  [T, H] `dtype`, in `out` where given; `out` may be f32 whatever `dtype` is
 
     Raises ValueError on a shape that differs. Within 2e-6 (relative, f32) of the references'
     `hc_collapse` then `rms_norm`; in bf16 a value on a rounding tie may move by one ulp.
-    Source: model specification, sections 2.3 and 3.1, COLLAPSE.
+    Source: model specification, sections 2.2, 2.3 and 3.1, COLLAPSE.
     """
+    _check(streams, pre, weight, rounded)
+    n_tokens, n_streams, width = streams.shape
+    if out is None:
+        out = torch.empty((n_tokens, width), dtype=dtype, device=streams.device)
+    if not runs_kernels(streams):
+        mixed = reference.hc_collapse(streams, pre, dtype)
+        out.copy_(rms_norm(mixed, weight, eps, dtype))
+        if rounded is not None:
+            rounded.copy_(round_fp8(out))
+        return out
+    if n_tokens:
+        block = triton.next_power_of_2(width)
+        _hc_collapse_norm_kernel[(n_tokens,)](
+            streams, pre, weight, out, out if rounded is None else rounded, width, eps,
+            N_STREAMS=n_streams, BLOCK=block, BF16=dtype == torch.bfloat16,
+            ROUNDS=rounded is not None, num_warps=min(32, max(1, block // 256)),
+        )  # fmt: skip
+    return out
+
+
+def _check(streams: Tensor, pre: Tensor, weight: Tensor, rounded: Tensor | None) -> None:
     n_tokens, n_streams, width = streams.shape
     if tuple(pre.shape) != (n_tokens, n_streams) or tuple(weight.shape) != (width,):
         raise ValueError(
             f"hc_collapse_norm: pre {tuple(pre.shape)} and weight {tuple(weight.shape)} "
             f"for streams {tuple(streams.shape)}"
         )
-    if not runs_kernels(streams):
-        return rms_norm(reference.hc_collapse(streams, pre, dtype), weight, eps, dtype)
-    out = torch.empty((n_tokens, width), dtype=dtype, device=streams.device)
-    if n_tokens:
-        block = triton.next_power_of_2(width)
-        _hc_collapse_norm_kernel[(n_tokens,)](
-            streams, pre, weight, out, width, eps, N_STREAMS=n_streams, BLOCK=block,
-            BF16=dtype == torch.bfloat16, num_warps=min(32, max(1, block // 256)),
-        )  # fmt: skip
-    return out
+    if rounded is not None and (width % 32 or tuple(rounded.shape) != (n_tokens, width)):
+        raise ValueError(
+            f"hc_collapse_norm: rounded {tuple(rounded.shape)} for streams "
+            f"{tuple(streams.shape)} of whole groups of 32"
+        )

@@ -16,6 +16,7 @@ from kernels.reference import hc_collapse as reference_collapse
 from kernels.reference import hc_expand as reference_expand
 from kernels.reference import hc_mix as reference_mix
 from kernels.reference.rms_norm import rms_norm
+from kernels.reference.round_fp8 import round_fp8
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreter),
@@ -66,6 +67,22 @@ def test_collapse_and_norm_equal_the_references(
     found = hc_collapse_norm(streams.to(device), pre.to(device), weight.to(device), EPS, dtype)
     assert found.dtype == dtype
     assert close(found, wanted, 2e-6 if dtype == torch.float32 else 1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("n_tokens", "width"), SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_leaves_the_same_row_rounded_to_fp8(
+    device: str, n_tokens: int, width: int, dtype: torch.dtype
+) -> None:
+    streams = streams_of(n_tokens, width, dtype).to(device)
+    generator = torch.Generator().manual_seed(2)
+    pre, weight = torch.rand(n_tokens, 4, generator=generator).to(device), torch.rand(width)
+    plain = hc_collapse_norm(streams, pre, weight.to(device), EPS, dtype)
+    out, rounded = (torch.full((n_tokens, width), float("nan"), device=device) for _ in "12")
+    hc_collapse_norm(streams, pre, weight.to(device), EPS, dtype, out=out, rounded=rounded)
+    assert torch.equal(out, plain.float())
+    assert torch.equal(rounded.cpu(), round_fp8(plain.cpu()))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -17,6 +17,7 @@ _BLOCK = 256
 @triton.jit
 def _hc_expand_kernel(
     y,
+    shared,
     streams,
     post,
     comb,
@@ -25,11 +26,20 @@ def _hc_expand_kernel(
     N_STREAMS: tl.constexpr,
     BLOCK: tl.constexpr,
     BF16: tl.constexpr,
+    SHARED: tl.constexpr,
+    ROW_BF16: tl.constexpr,
 ):
     token = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     row = tl.load(y + token * width + at, mask=inside, other=0.0).to(tl.float32)
+    if SHARED:
+        other = tl.load(shared + token * width + at, mask=inside, other=0.0).to(tl.float32)
+        if ROW_BF16:
+            other = round_to_bf16(other)
+        row += other
+    if ROW_BF16:
+        row = round_to_bf16(row)
     streams += token * N_STREAMS * width
     out += token * N_STREAMS * width
     post += token * N_STREAMS
@@ -45,7 +55,14 @@ def _hc_expand_kernel(
 
 
 def hc_expand(
-    y: Tensor, streams: Tensor, post: Tensor, comb: Tensor, *, out: Tensor | None = None
+    y: Tensor,
+    streams: Tensor,
+    post: Tensor,
+    comb: Tensor,
+    *,
+    shared: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Add a sublayer's row to the mixed streams.
 
@@ -53,6 +70,8 @@ def hc_expand(
     streams  [T, S, H] bf16 or f32
     post     [T, S] f32
     comb     [T, S, S] f32, the first index is summed
+    shared   [T, H] f32: the shared expert's row, added to y last, where given
+    dtype    what the shared row, and then y, are rounded to; None: they are taken as they are
     returns  [T, S, H], dtype of streams, in `out` where given (not `streams` itself)
 
     Raises ValueError on a shape that differs. Within 1e-6 (relative, f32) of `reference.hc_expand`.
@@ -66,14 +85,19 @@ def hc_expand(
         )
     if tuple(comb.shape) != (n_tokens, n_streams, n_streams):
         raise ValueError(f"hc_expand: comb {tuple(comb.shape)} for streams {tuple(streams.shape)}")
-    if not runs_kernels(y):
-        return reference.hc_expand(y, streams, post, comb)
+    if shared is not None and shared.shape != y.shape:
+        raise ValueError(f"hc_expand: shared {tuple(shared.shape)} for y {tuple(y.shape)}")
     if out is None:
         out = torch.empty_like(streams)
+    if not runs_kernels(y):
+        row = y if shared is None else y.float() + shared.to(dtype or shared.dtype).float()
+        return out.copy_(reference.hc_expand(row.to(dtype or row.dtype), streams, post, comb))
     if n_tokens:
         grid = (triton.cdiv(width, _BLOCK), n_tokens)
         _hc_expand_kernel[grid](
-            y.contiguous(), streams.contiguous(), post.contiguous(), comb.contiguous(), out, width,
+            y.contiguous(), y if shared is None else shared.contiguous(), streams.contiguous(),
+            post.contiguous(), comb.contiguous(), out, width,
             N_STREAMS=n_streams, BLOCK=_BLOCK, BF16=streams.dtype == torch.bfloat16,
+            SHARED=shared is not None, ROW_BF16=dtype == torch.bfloat16,
         )  # fmt: skip
     return out

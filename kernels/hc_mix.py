@@ -92,13 +92,14 @@ def hc_mix(
     n_iterations: int,
     hc_eps: float,
     norm_eps: float,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Project the streams to (pre, post, comb); comb is made doubly stochastic.
 
     streams  [T, S, H] bf16 or f32, contiguous, S a power of two
     fn       [S * (S + 2), S * H] f32, contiguous
     scale    [S * (S + 2)] f32, base the same
-    returns  pre [T, S], post [T, S], comb [T, S, S], all f32
+    returns  pre [T, S], post [T, S], comb [T, S, S], all f32, in `out` where given
 
     Raises ValueError on a shape that differs. Within 1e-5 of `reference.hc_mix`; a token's bits do
     not depend on the others. Source: model specification, section 3.1.
@@ -111,13 +112,16 @@ def hc_mix(
             f"for streams {tuple(streams.shape)}"
         )
     if not runs_kernels(streams) or n & (n - 1):
-        return reference.hc_mix(
+        found = reference.hc_mix(
             streams, fn, scale, base, n_iterations=n_iterations, hc_eps=hc_eps, norm_eps=norm_eps
         )
+        for target, value in zip(out or (), found, strict=False):
+            target.copy_(value)
+        return found if out is None else out
     n_parts, padded = triton.cdiv(n * width, _COLUMNS), triton.next_power_of_2(lines)
     new = partial(torch.empty, dtype=torch.float32, device=streams.device)
     parts = new((n_tokens, n_parts, padded + 1))
-    pre, post, comb = new((n_tokens, n)), new((n_tokens, n)), new((n_tokens, n, n))
+    pre, post, comb = out or (new((n_tokens, n)), new((n_tokens, n)), new((n_tokens, n, n)))
     if n_tokens:
         _hc_mix_dot_kernel[(n_parts, n_tokens)](
             streams, fn, parts, n * width, N_LINES=lines, LINES=padded, COLUMNS=_COLUMNS

@@ -104,6 +104,35 @@ def test_expand_equals_the_reference_and_sums_over_the_first_index(
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_expand_adds_the_shared_row_last_and_rounds_both(device: str) -> None:
+    streams = streams_of(3, 160, torch.float32)
+    generator = torch.Generator().manual_seed(4)
+    y, shared = torch.randn(2, 3, 160, generator=generator)
+    post = torch.rand(3, 4, generator=generator)
+    comb = torch.rand(3, 4, 4, generator=generator)
+    row = (y + shared.bfloat16().float()).bfloat16()
+    wanted = hc_expand(row.to(device), streams.to(device), post.to(device), comb.to(device))
+    out = torch.full_like(streams, float("nan")).to(device)
+    hc_expand(
+        y.to(device), streams.to(device), post.to(device), comb.to(device),
+        shared=shared.to(device), dtype=torch.bfloat16, out=out,
+    )  # fmt: skip
+    assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_mixes_fill_the_tensors_given(device: str) -> None:
+    streams = streams_of(2, 128, torch.float32).to(device)
+    fn, line = torch.rand(24, 512).to(device), torch.rand(24).to(device)
+    settings: Any = {"n_iterations": 20, "hc_eps": 1e-6, "norm_eps": EPS}
+    shapes = [(2, 4), (2, 4), (2, 4, 4)]
+    out = tuple(torch.full(shape, float("nan"), device=device) for shape in shapes)
+    wanted = hc_mix(streams, fn, line, line, **settings)
+    hc_mix(streams, fn, line, line, **settings, out=(out[0], out[1], out[2]))
+    assert all(torch.equal(a, b) for a, b in zip(out, wanted, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_an_all_zero_row_stays_zero_under_the_tiny_epsilon(device: str) -> None:
     streams = torch.zeros(1, 4, 64).to(device)
     found = hc_collapse_norm(

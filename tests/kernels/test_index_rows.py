@@ -1,0 +1,201 @@
+"""Latents, compressed rows, index keys and index queries: kernels against their references."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.index_keys import index_keys
+from kernels.index_queries import index_queries
+from kernels.pool_latents import pool_latents
+from kernels.reference import index_keys as reference_keys
+from kernels.reference import index_queries as reference_queries
+from kernels.reference import pool_latents as reference_pool
+
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.interpreter),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+F32, BF16 = torch.float32, torch.bfloat16
+EPS = 1e-20
+GROUPS = 48
+# tokens, first position, ratio, width
+STEPS = [
+    (1, 0, 1, 64), (1, 6, 2, 512), (1, 7, 2, 512), (2, 7, 2, 48), (5, 4, 2, 96), (8, 3, 3, 64),
+    (9, 30, 1, 512), (33, 11, 2, 64),
+]  # fmt: skip
+
+
+def normal(seed: int, *shape: int, spread: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.exp2(torch.randn(shape, generator=generator) * spread)
+    return torch.randn(shape, generator=generator) * scale
+
+
+def turns_of(n: int, n_pairs: int) -> Tensor:
+    angles = torch.outer(torch.arange(n).double(), torch.logspace(0, -3, n_pairs).double())
+    return torch.stack([angles.cos(), angles.sin()], 2).float().contiguous()
+
+
+def on_host(values: Any) -> Any:
+    return values.cpu() if isinstance(values, Tensor) else values
+
+
+def nearly(found: Tensor, wanted: Tensor, dtype: torch.dtype, *, grid: bool) -> bool:
+    """Whether all but few values are equal, and those few within a step of their grid."""
+    found, wanted = found.float().cpu(), wanted.float()
+    if bool(found.isnan().any()):
+        return False
+    least = 3e-6 if dtype == F32 and not grid else 0.0
+    differs = (found - wanted).abs() > least * wanted.abs().amax()
+    step = wanted.abs().amax(-1, keepdim=True) * (0.34 if grid else 2.0**-7)
+    few = int(differs.sum()) <= math.ceil(0.01 * differs.numel())
+    return few and bool(((found - wanted).abs() <= step).all())
+
+
+class Pooling:
+    """A step's tensors, twice: for the kernel and for the reference."""
+
+    def __init__(self, step: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> None:
+        self.n_tokens, first, self.ratio, width = step
+        self.n_groups = self.n_tokens if self.ratio == 1 else self.n_tokens // self.ratio + 1
+        columns = width if self.ratio == 1 else 2 * width
+        self.projected = normal(1, self.n_tokens, columns + 32, spread=2)[:, :columns].to(device)
+        self.first = torch.tensor([first]).to(device)
+        self.norm = (1 + 0.1 * normal(2, width)).to(device)
+        self.turns = turns_of(128, width // 8).to(device)
+        self.dtype = dtype
+        self.open_kv = self.open_scores = None
+        if self.ratio > 1:
+            self.open_kv = normal(3, self.ratio, width).to(device)
+            self.open_scores = normal(4, self.ratio, width).to(device)
+        self.rows = torch.full((GROUPS, width), -7.0, dtype=dtype, device=device)
+        self.latent = torch.full((self.n_groups, width), float("nan")).to(device)
+
+    def run(self, function: Any, *, rounds: bool) -> None:
+        function(
+            self.projected, self.first, self.ratio, self.open_kv, self.open_scores, self.norm,
+            self.turns, self.rows, EPS, dtype=self.dtype, rounds=rounds, latent=self.latent,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("dtype", "rounds"), [(BF16, True), (F32, True), (F32, False)])
+def test_pooling_equals_the_reference(
+    device: str, step: tuple[int, int, int, int], dtype: torch.dtype, rounds: bool
+) -> None:
+    wanted, found = Pooling(step, dtype, "cpu"), Pooling(step, dtype, device)
+    wanted.run(reference_pool.pool_latents, rounds=rounds)
+    found.run(pool_latents, rounds=rounds)
+    assert nearly(found.latent, wanted.latent, dtype, grid=False)
+    assert nearly(found.rows, wanted.rows, dtype, grid=rounds)
+    untouched = wanted.rows == -7
+    assert torch.equal(found.rows.cpu()[untouched], wanted.rows[untouched])
+    if wanted.open_kv is not None:
+        assert on_host(found.open_kv).equal(wanted.open_kv)
+        assert on_host(found.open_scores).equal(wanted.open_scores)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ratio", [2, 3])
+def test_one_token_at_a_time_pools_as_many_do(device: str, ratio: int) -> None:
+    n, width = 9, 64
+    whole = Pooling((n, 0, ratio, width), BF16, device)
+    whole.run(pool_latents, rounds=True)
+    single = Pooling((n, 0, ratio, width), BF16, device)
+    for token in range(n):
+        latent = pool_latents(
+            single.projected[token : token + 1], torch.tensor([token]).to(device), ratio,
+            single.open_kv, single.open_scores, single.norm, single.turns, single.rows, EPS,
+            dtype=BF16, rounds=True,
+        )  # fmt: skip
+        group, closes = token // ratio, token % ratio == ratio - 1
+        assert torch.equal(latent[0], whole.latent[group] if closes else 0 * whole.norm)
+    assert torch.equal(single.rows, whole.rows)
+    assert on_host(single.open_kv).equal(on_host(whole.open_kv))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_step_with_enough_slots_may_run_again(device: str) -> None:
+    n, ratio, width = 5, 2, 32
+    step = Pooling((n, 7, ratio, width), BF16, device)
+    step.open_kv, step.open_scores = (normal(i, 6, width).to(device) for i in (5, 6))
+    step.run(pool_latents, rounds=True)
+    once = [on_host(x).clone() for x in (step.latent, step.rows, step.open_kv, step.open_scores)]
+    step.run(pool_latents, rounds=True)
+    again = [on_host(x) for x in (step.latent, step.rows, step.open_kv, step.open_scores)]
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("step", [(*s[:3], w) for s, w in zip(STEPS, [128, 96] * 4, strict=True)])
+@pytest.mark.parametrize(("dtype", "rounds"), [(BF16, True), (F32, True), (F32, False)])
+def test_keys_equal_the_reference(
+    device: str, step: tuple[int, int, int, int], dtype: torch.dtype, rounds: bool
+) -> None:
+    n_tokens, first, ratio, width = step
+    n_rows = n_tokens // ratio + 1
+    projected = normal(7, n_rows, width, spread=3)
+    norm, turns = 1 + 0.1 * normal(8, width), turns_of(128, width // 4)
+    wanted = torch.full((GROUPS, width), -7.0, dtype=dtype)
+    found = wanted.to(device, copy=True)
+    at = torch.tensor([first])
+    reference_keys.index_keys(
+        projected, at, n_tokens, ratio, norm, turns, wanted, EPS, dtype=dtype, rounds=rounds
+    )
+    index_keys(
+        projected.to(device), at.to(device), n_tokens, ratio, norm.to(device), turns.to(device),
+        found, EPS, dtype=dtype, rounds=rounds,
+    )  # fmt: skip
+    assert nearly(found, wanted, dtype, grid=rounds)
+    assert torch.equal((found == -7).all(1).cpu(), (wanted == -7).all(1))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("n_tokens", "heads", "dim"), [(1, 32, 128), (2, 3, 32), (9, 5, 96)])
+@pytest.mark.parametrize(("dtype", "rounds"), [(BF16, True), (F32, True), (F32, False)])
+@pytest.mark.parametrize("spread", [1.0, 20.0])
+def test_queries_equal_the_reference_bit_by_bit(
+    device: str, n_tokens: int, heads: int, dim: int, dtype: torch.dtype, rounds: bool,
+    spread: float,
+) -> None:  # fmt: skip
+    projected = normal(9, n_tokens, heads * dim + 16, spread=spread)[:, : heads * dim]
+    projected[0, :dim] = 0.0
+    turns, first = turns_of(64, dim // 4), torch.tensor([17])
+    settings: Any = {"dim": dim, "dtype": dtype, "rounds": rounds}
+    wanted = reference_queries.index_queries(projected, first, turns, **settings)
+    out = torch.full(wanted.shape, float("nan")).to(device)
+    projected = projected.to(device)
+    index_queries(projected, first.to(device), turns.to(device), out=out, **settings)
+    assert torch.equal(out.cpu(), wanted)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_value_that_is_no_number_stays_one(device: str) -> None:
+    projected, first, turns = normal(10, 1, 64), torch.tensor([3]), turns_of(8, 8)
+    projected[0, 40] = float("nan")
+    settings: Any = {"dim": 64, "dtype": BF16, "rounds": True}
+    wanted = reference_queries.index_queries(projected, first, turns, **settings)
+    found = index_queries(projected.to(device), first.to(device), turns.to(device), **settings)
+    assert found[0, 0, 40].isnan()
+    assert torch.equal(found.isnan().cpu(), wanted.isnan())
+
+
+def test_shapes_that_differ_are_refused() -> None:
+    step = Pooling((2, 0, 2, 32), BF16, "cpu")
+    step.open_kv = torch.zeros(1, 32)
+    with pytest.raises(ValueError, match="2 slots of 32"):
+        step.run(pool_latents, rounds=True)
+    with pytest.raises(ValueError, match="heads of 48"):
+        index_queries(torch.zeros(1, 96), step.first, step.turns, dim=48, dtype=BF16, rounds=True)
+    with pytest.raises(ValueError, match="1 rows for 4 tokens"):
+        index_keys(
+            torch.zeros(1, 32), step.first, 4, 2, step.norm, step.turns,
+            torch.zeros(4, 32, dtype=BF16), EPS, dtype=BF16, rounds=True,
+        )  # fmt: skip

@@ -15,7 +15,6 @@ from protocol.files.checkpoint import Checkpoint
 from protocol.files.pack_directory import read_record_file
 from protocol.files.pack_manifest import Manifest, PackFile, SourceFile, tree_hash
 from protocol.files.pack_plain import header_hash
-from protocol.files.record_map import RecordFile
 from protocol.files.safetensors_header import Shard, TensorEntry
 from protocol.files.slice_map import PIECES
 from protocol.files.tensor_table import expert_key, expert_piece_names, is_stack, tensor_label
@@ -93,9 +92,9 @@ def pack_checks(
         path = manifest.directory(directory, file.place) / file.name
         try:
             if file.kind == "experts":
-                checks.append(_record_check(read_record_file(path, file, manifest)))
+                checks.append(record_check(path, file, manifest))
             else:
-                checks.append(_plain_check(_shard(path, file.n_bytes), file))
+                checks.append(whole_file_check(path, file))
         except ShardError as error:
             faults.append(_of_error(path, error, file))
     for link in manifest.links:
@@ -107,7 +106,9 @@ def pack_checks(
     return checks, faults
 
 
-def _record_check(record: RecordFile) -> CheckedFile:
+def record_check(path: Path, wanted_file: PackFile, manifest: Manifest) -> CheckedFile:
+    """Return the check of a record file's records; raises ShardError on its header or index."""
+    record = read_record_file(path, wanted_file, manifest)
     header, shard = record.header, record.shard
     regions = [
         (header.record_offset(expert), header.share_bytes) for expert in range(header.n_experts)
@@ -126,7 +127,10 @@ def _record_check(record: RecordFile) -> CheckedFile:
     return CheckedFile(shard, [region for region in regions if region[1]], judge)
 
 
-def _plain_check(shard: Shard, wanted: PackFile) -> CheckedFile:
+def whole_file_check(path: Path, wanted: PackFile) -> CheckedFile:
+    """Return the check of any other file of a pack; raises ShardError on its size."""
+    shard = _shard(path, wanted.n_bytes)
+
     def judge(file: CheckedFile) -> list[Fault]:
         faults = file.unread_faults()
         found = tree_hash(file.found)

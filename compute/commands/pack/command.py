@@ -53,11 +53,12 @@ def run(args: argparse.Namespace) -> int:
     from compute.commands.byte_report import Report
     from protocol.errors import ConfigError
     from protocol.files.checkpoint import model_kind, open_checkpoint, resolve_model
+    from protocol.files.collector import collector_paused
     from protocol.files.model_config import load_model_config
 
-    from .packing import pack, write_plan
+    from .packing import pack, preview
     from .plan import SOURCE_FORMATS, make_plan
-    from .preflight import check_places, check_room
+    from .preflight import check_places
 
     if not 1 <= args.jobs <= MAX_JOBS:
         raise ConfigError(f"--jobs: {args.jobs} is not a number from 1 to {MAX_JOBS}")
@@ -65,25 +66,25 @@ def run(args: argparse.Namespace) -> int:
     kind = model_kind(source)
     options = _options(args, source, "fp4" if kind == "official" else SOURCE_FORMATS)
     check_places(options, load_model_config(source) if kind == "official" else None)
-    plan = make_plan(options, open_checkpoint(source))
+    with collector_paused():
+        plan = make_plan(options, open_checkpoint(source))
     report = Report("packing", as_json=args.json)
     if args.dry_run:
-        write_plan(plan, report)
-        check_room(plan, ())
-        return 0
+        return preview(plan, report, jobs=args.jobs, device=args.device)
     return pack(plan, report, jobs=args.jobs, device=args.device)
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
     """Return the layers that "3", "0-9" or "0-3,7" means, ascending; raises ConfigError."""
     from protocol.errors import ConfigError
+    from protocol.lists import split_list
 
     layers: set[int] = set()
-    for part in text.split(","):
+    for part in split_list(text, "--layers", "layers such as 3, 0-9 or 0-3,7"):
         first, dash, last = part.partition("-")
         numbers = (first, last) if dash else (first, first)
         if not all(number.isascii() and number.isdigit() for number in numbers):
-            raise ConfigError(f"--layers: {text!r} is neither a layer nor a range such as 0-9")
+            raise ConfigError(f"--layers: {part!r} is neither a layer nor a range such as 0-9")
         a, b = map(int, numbers)
         if a > b or b >= 1 << 12:
             raise ConfigError(f"--layers: {part!r} is no range of layers")
@@ -92,17 +93,20 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 
 def _options(args: argparse.Namespace, source: Path, experts: str) -> PackOptions:
+    from protocol.lists import split_list
+
     from .plan import ENGRAM_COPIED, ENGRAM_LINKED, ENGRAM_ROWS, PackOptions
 
     engram = ENGRAM_COPIED if args.copy else ENGRAM_LINKED
-    stripes = args.stripe.split(",") if args.stripe else []
+    wanted = "two directories or more"
+    stripes = [] if args.stripe is None else split_list(args.stripe, "--stripe", wanted)
     return PackOptions(
         source=source,
         target=_directory(args.target, "DST"),
         experts=args.experts or experts,
         stripes=tuple(_directory(path, "--stripe") for path in stripes),
         mirror=_directory(args.mirror, "--mirror") if args.mirror is not None else None,
-        layers=parse_layers(args.layers) if args.layers else None,
+        layers=parse_layers(args.layers) if args.layers is not None else None,
         engram=ENGRAM_ROWS if args.interleave_engram else engram,
     )
 
@@ -111,5 +115,5 @@ def _directory(text: str, where: str) -> Path:
     from protocol.errors import ConfigError
 
     if not text:
-        raise ConfigError(f"{where}: names no directory")
+        raise ConfigError(f"{where}: '' names no directory")
     return Path(text).expanduser().absolute()

@@ -17,10 +17,11 @@ from protocol.files.checkpoint import Checkpoint
 from protocol.files.pack_manifest import HOME
 from protocol.files.safetensors_header import DTYPE_BITS, LENGTH_BYTES, TensorEntry
 from protocol.files.slice_map import EngramTable
-from protocol.files.tensor_table import engram_rows_name, expert_key, is_engram_table
+from protocol.files.tensor_table import engram_rows_name, is_engram_table
 
 from .outputs import PlainOutput, PlannedFile, Segment
 from .part_file import Bytes
+from .scale_bytes import Scales
 from .source_files import Scratch
 
 DENSE_FILE_BYTES = 4 << 30
@@ -33,13 +34,8 @@ def copied_output(path: Path) -> PlainOutput:
     return PlainOutput(file, [Segment(len(data), data)])
 
 
-def dense_outputs(checkpoint: Checkpoint) -> list[PlainOutput]:
+def dense_outputs(entries: Iterable[TensorEntry]) -> list[PlainOutput]:
     """All dense tensors, in files of at most 4 GiB or of one tensor."""
-    entries = [
-        entry
-        for entry in checkpoint.tensors.values()
-        if expert_key(entry.name) is None and not is_engram_table(entry.name)
-    ]
     groups: list[list[TensorEntry]] = []
     n_bytes = 0
     for entry in entries:
@@ -99,6 +95,8 @@ class InterleavedOutput(PlainOutput):
         super().__init__(file, [Segment(len(header), header), Segment(n_bytes)])
         self._header = np.frombuffer(header, np.uint8)
         self._table = table
+        name = f"layers.{table.layer}.engram.embed.scale"
+        self._scales = Scales.of(name, "F8_E8M0", (table.n_rows, table.scale_bytes))
 
     def fill(self, start: int, chunk: Bytes, scratch: Scratch) -> None:
         """Fill `chunk` with what the file has from `start` on."""
@@ -123,6 +121,8 @@ class InterleavedOutput(PlainOutput):
             part = np.empty((end - row) * width, np.uint8)
             offset = place.offset + row * width
             reader.read([reader.fragment(place.shard, offset, len(part), 0)], part, bounce)
+            if place is table.scales and self._scales is not None:
+                self._scales.check(part, row * width)
             out[:, columns] = part.reshape(-1, width)
         return out
 
@@ -154,7 +154,13 @@ def _tensor_output(name: str, kind: str, entries: Sequence[TensorEntry]) -> Plai
     )
     segments = [Segment(len(header), header)]
     segments += [
-        Segment(entry.n_bytes, shard=entry.shard, offset=entry.offset) for entry in entries
+        Segment(
+            entry.n_bytes,
+            shard=entry.shard,
+            offset=entry.offset,
+            scales=Scales.of(entry.name, entry.dtype, entry.shape),
+        )
+        for entry in entries
     ]
     n_bytes = sum(segment.n_bytes for segment in segments)
     return PlainOutput(PlannedFile(name, HOME, kind, n_bytes), segments)

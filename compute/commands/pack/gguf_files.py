@@ -29,6 +29,7 @@ from protocol.files.pack_manifest import HOME
 from protocol.files.tensor_table import is_engram_table, is_expert
 
 from .outputs import PlainOutput, PlannedFile, Segment
+from .scale_bytes import Scales
 
 DENSE_NAME = "dense-00001-of-00001.gguf"
 SPLIT_PREFIX = "split."
@@ -79,7 +80,10 @@ def _gguf_output(
         head.append(struct.pack(f"<I{len(tensor.dims)}Q", len(tensor.dims), *tensor.dims))
         head.append(struct.pack("<IQ", tensor.block.type_id, end))
         padding = -tensor.n_bytes % alignment
-        segments.append(Segment(tensor.n_bytes, shard=tensor.shard, offset=tensor.offset))
+        scales = Scales.of(_name(tensor), tensor.block.name, tensor.dims[:1])
+        segments.append(
+            Segment(tensor.n_bytes, shard=tensor.shard, offset=tensor.offset, scales=scales)
+        )
         segments.append(Segment(padding, bytes(padding)))
         end += tensor.n_bytes + padding
     header = b"".join(head)

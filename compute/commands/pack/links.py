@@ -23,10 +23,9 @@ def link_shard(path: Path, directory: Path) -> str:
 
     A link that is there already stays. Raises ConfigError.
     """
+    check_link(path, directory)
     real, name = path.resolve(), directory / path.name
     if os.path.lexists(name):
-        if not name.exists() or not name.samefile(real):
-            raise ConfigError(f"{name}: is in the way of the link to {real}")
         _close_to_writers(real)
         return "symbolic link" if name.is_symlink() else "hard link"
     _close_to_writers(real)
@@ -36,6 +35,17 @@ def link_shard(path: Path, directory: Path) -> str:
     except OSError as error:
         raise write_error(name, error) from error
     return how
+
+
+def check_link(path: Path, directory: Path) -> None:
+    """Raise ConfigError where `link_shard` would, as far as that shows without doing it."""
+    real, name = path.resolve(), directory / path.name
+    if os.path.lexists(name) and not (name.exists() and name.samefile(real)):
+        raise ConfigError(f"{name}: is in the way of the link to {real}")
+    status = real.stat()
+    may_close = os.geteuid() in {0, status.st_uid}
+    if status.st_mode & WRITE_BITS and not may_close and os.access(real, os.W_OK):
+        raise _stays_writable(real, "it belongs to another user")
 
 
 def would_link(path: Path, directory: Path) -> str:
@@ -64,7 +74,11 @@ def _close_to_writers(real: Path) -> None:
         real.chmod(mode & 0o7777 & ~WRITE_BITS)
     except OSError as error:
         if os.access(real, os.W_OK):
-            raise ConfigError(
-                f"{real}: could be written through its link, and its write permission cannot be "
-                f"taken away ({error.strerror}): use --copy"
-            ) from None
+            raise _stays_writable(real, str(error.strerror)) from None
+
+
+def _stays_writable(real: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{real}: could be written through its link, and its write permission cannot be "
+        f"taken away ({why}): use --copy"
+    )

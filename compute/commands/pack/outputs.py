@@ -31,6 +31,7 @@ from protocol.files.safetensors_header import Shard
 
 from .journal import Journal
 from .part_file import Bytes, PartFile
+from .scale_bytes import Scales
 from .source_files import Scratch, SourceReader
 
 CHUNK_BYTES = 16 << 20
@@ -112,6 +113,7 @@ class Segment:
     data: bytes = b""
     shard: Shard | None = None
     offset: int = 0
+    scales: Scales | None = None
 
 
 class _Written:
@@ -179,6 +181,7 @@ class PlainOutput:
         """Fill `chunk` with what the file has from `start` on."""
         reader, stop = self._open_file.site.reader, start + len(chunk)
         fragments = []
+        scaled: list[tuple[Scales, int, Bytes]] = []
         for number in range(bisect_right(self._starts, start) - 1, len(self._segments)):
             segment, first = self._segments[number], self._starts[number]
             if first >= stop:
@@ -193,7 +196,11 @@ class PlainOutput:
             else:
                 offset = segment.offset + a - first
                 fragments.append(reader.fragment(segment.shard, offset, b - a, a - start))
+                if segment.scales is not None:
+                    scaled.append((segment.scales, a - first, chunk[a - start : b - start]))
         reader.read(fragments, chunk, scratch.bounce)
+        for scales, first, part in scaled:
+            scales.check(part, first)
 
     def finish(self) -> list[PackFile]:
         """Give the file its name; its hash is over the journal's."""

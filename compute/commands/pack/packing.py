@@ -16,18 +16,24 @@ from protocol.files.pack_manifest import (
     WORK_NAME,
     Manifest,
     PackFile,
-    SourceFile,
     is_pack,
     read_manifest,
 )
 from protocol.sizes import format_size
 
-from .links import link_shard, would_link
-from .outputs import CHUNK_BYTES, Output, Site
+from .kept_files import unchanged
+from .links import check_link, link_shard, would_link
+from .outputs import CHUNK_BYTES, Output, PlannedFile, Site
 from .part_file import write_atomically, write_error
 from .plan import PackPlan
 from .preflight import check_room
-from .progress_notes import ProgressNotes, check_manifest, check_same_source
+from .progress_notes import (
+    Done,
+    ProgressNotes,
+    check_same_source,
+    finished_before,
+    manifest_files,
+)
 from .records import Convert, needs_conversion, record_filler
 from .source_files import Scratch, SourceReader, stamps
 from .workers import Workers
@@ -35,23 +41,25 @@ from .workers import Workers
 
 def pack(plan: PackPlan, report: Report, *, jobs: int, device: str) -> int:
     """Write the pack, or what is missing of it; raises HeadraceError."""
-    if _is_finished(plan):
-        report.line(f"{plan.options.target}: is packed already")
-        report.event("done", **_result(plan, read_manifest(plan.options.target)), bytes=0)
+    if _is_finished(plan, jobs):
+        _say_finished(plan, report)
         return 0
     if not is_pack(plan.options.target):
         check_room(plan, ())
+    _check_links(plan)
+    convert = _converter(plan, device)
     # The notes come first: from then on the directory is known as a pack that was begun.
     _make_directories(plan.options.target)
     notes = ProgressNotes(plan)
     try:
         _make_directories(*plan.record_directories())
-        done = _still_there(plan, notes)
+        done = unchanged(plan, notes.done, _manifest(plan, notes.done), jobs, report.line)
         check_room(plan, done)
-        links = _link(plan, report)
-        _write_outputs(plan, notes, done, report, jobs=jobs, device=device)
+        _write_outputs(plan, notes, done, report, jobs=jobs, convert=convert)
+        # Last: it closes the source's files to writers, for which a run that fails has no right.
+        _link(plan, report)
         check_same_source(plan, stamps(plan.checkpoint, plan.copies), "while it was being packed")
-        manifest = _manifest(plan, notes, links)
+        manifest = _manifest(plan, notes.done)
         write_atomically(plan.options.target / MANIFEST_NAME, manifest.encode())
     except BaseException:
         notes.close()
@@ -63,8 +71,21 @@ def pack(plan: PackPlan, report: Report, *, jobs: int, device: str) -> int:
     return 0
 
 
-def write_plan(plan: PackPlan, report: Report) -> None:
-    """Print what would be written; writes nothing."""
+def preview(plan: PackPlan, report: Report, *, jobs: int, device: str) -> int:
+    """Print what `pack` would write, or raise what it would raise; writes nothing."""
+    if _is_finished(plan, jobs):
+        _say_finished(plan, report)
+        return 0
+    _check_links(plan)
+    _converter(plan, device)
+    before = finished_before(plan)
+    done = unchanged(plan, before, _manifest(plan, before), jobs, report.line)
+    _write_plan(plan, done, report)
+    check_room(plan, done)
+    return 0
+
+
+def _write_plan(plan: PackPlan, done: set[tuple[str, str]], report: Report) -> None:
     files = plan.planned_files()
     links = [
         {"name": path.name, "how": would_link(path, plan.options.target)} for path in plan.links
@@ -77,6 +98,7 @@ def write_plan(plan: PackPlan, report: Report) -> None:
         record_bytes=plan.layouts[0].image.slot_bytes,
         layers=list(plan.layers),
         total_bytes=sum(file.n_bytes for file in files),
+        kept_bytes=sum(file.n_bytes for file in files if (file.place, file.name) in done),
         links=links,
         files=[
             {
@@ -89,12 +111,16 @@ def write_plan(plan: PackPlan, report: Report) -> None:
     )
     if report.is_json:
         return
-    for text in _plan_lines(plan, links):
+    for text in _plan_lines(plan, files, done, links):
         sys.stdout.write(text + "\n")
 
 
-def _plan_lines(plan: PackPlan, links: list[dict[str, str]]) -> list[str]:
-    files = plan.planned_files()
+def _plan_lines(
+    plan: PackPlan,
+    files: list[PlannedFile],
+    done: set[tuple[str, str]],
+    links: list[dict[str, str]],
+) -> list[str]:
     layout = plan.layouts[0]
     n_experts = plan.checkpoint.config.n_experts
     what = f"layers {layer_ranges(plan.layers)}: {n_experts} experts each, {layout.format}"
@@ -115,21 +141,30 @@ def _plan_lines(plan: PackPlan, links: list[dict[str, str]]) -> list[str]:
             )
     lines += [f"  engram   {link['name']}: {link['how']}" for link in links]
     total = sum(file.n_bytes for file in files)
-    lines.append(f"  in all {format_size(total)} ({total} bytes) to write")
+    kept = sum(file.n_bytes for file in files if (file.place, file.name) in done)
+    there = f"; {format_size(kept)} of it are there already" if kept else ""
+    lines.append(f"  in all {format_size(total)} ({total} bytes) to write{there}")
     return lines
 
 
-def _is_finished(plan: PackPlan) -> bool:
+def _is_finished(plan: PackPlan, jobs: int) -> bool:
     """Whether the directory already holds all that is asked for; raises where it holds another."""
     home = plan.options.target
     if not (home / MANIFEST_NAME).exists() or (home / WORK_NAME).exists():
         return False
     manifest = read_manifest(home)
-    check_manifest(plan, manifest)
-    rows = {(file.place, file.name): file for file in manifest.files}
-    return all((file.place, file.name) in rows for file in plan.planned_files()) and all(
-        _has_size(plan, file) for file in manifest.files
+    done = manifest_files(plan, manifest)
+    return (
+        all((file.place, file.name) in done for file in plan.planned_files())
+        and all((home / path.name).exists() for path in plan.links)
+        and unchanged(plan, done, manifest, jobs, lambda _: None) == done.keys()
     )
+
+
+def _say_finished(plan: PackPlan, report: Report) -> None:
+    home = plan.options.target
+    report.line(f"{home}: is packed already; headrace verify reads every byte of it")
+    report.event("done", **_result(plan, read_manifest(home)), bytes=0)
 
 
 def _make_directories(*directories: Path) -> None:
@@ -140,23 +175,16 @@ def _make_directories(*directories: Path) -> None:
             raise write_error(directory, error) from error
 
 
-def _still_there(plan: PackPlan, notes: ProgressNotes) -> set[tuple[str, str]]:
-    """Files that are noted as finished and have their size: they are not written again."""
-    return {key for key, file in notes.done.items() if _has_size(plan, file)}
+def _check_links(plan: PackPlan) -> None:
+    for path in plan.links:
+        check_link(path, plan.options.target)
 
 
-def _has_size(plan: PackPlan, file: PackFile) -> bool:
-    path = plan.directory(file.place) / file.name
-    return path.is_file() and path.stat().st_size == file.n_bytes
-
-
-def _link(plan: PackPlan, report: Report) -> tuple[SourceFile, ...]:
+def _link(plan: PackPlan, report: Report) -> None:
     for path in plan.links:
         how = link_shard(path, plan.options.target)
         report.line(f"{path.name}: {how} to the source, which is now read-only")
         report.event("link", name=path.name, how=how)
-    names = {path.name for path in plan.links}
-    return tuple(stamp for stamp in plan.stamps if stamp.name in names)
 
 
 def _write_outputs(
@@ -166,11 +194,11 @@ def _write_outputs(
     report: Report,
     *,
     jobs: int,
-    device: str,
+    convert: Convert | None,
 ) -> None:
     reader = SourceReader(plan.checkpoint.shards)
     try:
-        fill = record_filler(plan, reader, _converter(plan, device))
+        fill = record_filler(plan, reader, convert)
         outputs: list[Output] = [*plan.plain_outputs(), *plan.layer_outputs(fill)]
         missing = [
             output
@@ -211,11 +239,13 @@ def _converter(plan: PackPlan, device: str) -> Convert | None:
     return Quantiser(device).convert
 
 
-def _manifest(plan: PackPlan, notes: ProgressNotes, links: tuple[SourceFile, ...]) -> Manifest:
+def _manifest(plan: PackPlan, done: Done) -> Manifest:
     stripes, mirror = plan.place_texts()
     files = sorted(
-        notes.done.values(), key=lambda file: (KINDS.index(file.kind), file.place, file.name)
+        (one.file for one in done.values()),
+        key=lambda file: (KINDS.index(file.kind), file.place, file.name),
     )
+    linked = {path.name for path in plan.links}
     return Manifest(
         pack_id=plan.pack_id,
         fingerprint=plan.checkpoint.fingerprint,
@@ -225,7 +255,7 @@ def _manifest(plan: PackPlan, notes: ProgressNotes, links: tuple[SourceFile, ...
         layers=tuple(sorted({file.layer for file in files if file.kind == "experts"})),
         source=plan.stamps,
         files=tuple(files),
-        links=links,
+        links=tuple(stamp for stamp in plan.stamps if stamp.name in linked),
         stripes=stripes,
         mirror=mirror,
     )

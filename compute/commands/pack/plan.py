@@ -14,12 +14,14 @@ from protocol.files.checkpoint import Checkpoint
 from protocol.files.model_config import ModelConfig
 from protocol.files.pack_format import STRIPE_UNIT, VERSION, PackHeader, Stripe, digest_bytes
 from protocol.files.pack_manifest import HOME, MIRROR, SourceFile, stripe_place
+from protocol.files.safetensors_header import TensorEntry
 from protocol.files.slice_map import FP4, ExpertLayout
 from protocol.files.tensor_table import (
     ExpectedTensor,
     expert_piece_names,
     expert_pieces,
     is_engram_table,
+    is_expert,
     tensor_label,
 )
 
@@ -64,6 +66,7 @@ class PackPlan:
     stamps: tuple[SourceFile, ...]
     links: tuple[Path, ...]  # shards of the source that are linked
     copies: tuple[Path, ...]
+    dense: tuple[TensorEntry, ...]  # all tensors but experts and Engram tables
 
     def directory(self, place: str) -> Path:
         """Return where the files of a place go."""
@@ -86,7 +89,7 @@ class PackPlan:
             if self.options.engram != ENGRAM_LINKED:  # rows are whole in a GGUF
                 outputs += gguf_engram_outputs(self.checkpoint)
             return outputs
-        outputs += dense_outputs(self.checkpoint)
+        outputs += dense_outputs(self.dense)
         if self.options.engram == ENGRAM_COPIED:
             outputs += engram_copies(self.checkpoint)
         if self.options.engram == ENGRAM_ROWS:
@@ -139,6 +142,7 @@ def make_plan(options: PackOptions, checkpoint: Checkpoint) -> PackPlan:
     if layers and layers[-1] >= config.n_layers:
         raise ConfigError(f"--layers: {layers[-1]} is none of the model's {config.n_layers} layers")
     copies = tuple(copied_files(checkpoint))
+    dense, tables = _by_kind(checkpoint)
     return PackPlan(
         options=options,
         checkpoint=checkpoint,
@@ -146,8 +150,9 @@ def make_plan(options: PackOptions, checkpoint: Checkpoint) -> PackPlan:
         layers=layers,
         layouts=layouts,
         stamps=stamps(checkpoint, copies),
-        links=tuple(_table_shards(checkpoint)) if options.engram == ENGRAM_LINKED else (),
+        links=tables if options.engram == ENGRAM_LINKED else (),
         copies=copies,
+        dense=dense,
     )
 
 
@@ -199,11 +204,16 @@ def _pack_id(checkpoint: Checkpoint, layouts: Iterable[ExpertLayout], n_stripes:
     return digest_bytes(text.encode())
 
 
-def _table_shards(checkpoint: Checkpoint) -> list[Path]:
-    paths = {
-        entry.shard.path for entry in checkpoint.tensors.values() if is_engram_table(entry.name)
-    }
-    return sorted(paths)
+def _by_kind(checkpoint: Checkpoint) -> tuple[tuple[TensorEntry, ...], tuple[Path, ...]]:
+    """Return the dense tensors, and the shards that hold Engram tables."""
+    dense: list[TensorEntry] = []
+    tables: set[Path] = set()
+    for entry in checkpoint.tensors.values():
+        if is_engram_table(entry.name):
+            tables.add(entry.shard.path)
+        elif not is_expert(entry.name):
+            dense.append(entry)
+    return tuple(dense), tuple(sorted(tables))
 
 
 def _place_text(path: Path, home: Path) -> str:

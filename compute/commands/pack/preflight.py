@@ -74,10 +74,8 @@ def _check_needed(needed: dict[Path, int]) -> None:
 
 
 def _check_distinct(options: PackOptions) -> None:
-    source = options.source.resolve()
     for directory in _directories(options):
-        if directory.resolve() == source:
-            raise ConfigError(f"{directory}: is the source itself")
+        _check_apart(directory, options.source)
     places = [path.resolve() for path in options.stripes]
     if len(set(places)) != len(places):
         raise ConfigError("--stripe: a directory stands there twice")
@@ -88,6 +86,23 @@ def _check_distinct(options: PackOptions) -> None:
         options.target.resolve(),
     }:
         raise ConfigError(f"--mirror: {options.mirror} already holds the first copy")
+
+
+def _check_apart(directory: Path, source: Path) -> None:
+    """Neither lies in the other, nor a file that the source links to in the directory."""
+    place, real = directory.resolve(), source.resolve()
+    if place == real:
+        raise ConfigError(f"{directory}: is the source itself")
+    if place.is_relative_to(real):
+        raise ConfigError(f"{directory}: lies inside the source {source}; give one outside of it")
+    if real.is_relative_to(place):
+        raise ConfigError(f"{directory}: holds the source {source}; give one beside it")
+    for path in source.iterdir() if source.is_dir() else ():
+        if path.is_symlink() and path.resolve().is_relative_to(place):
+            raise ConfigError(
+                f"{directory}: holds {path.resolve()}, which {path} of the source links to; "
+                "give a directory beside it"
+            )
 
 
 def _check_writable(directory: Path) -> None:

@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from protocol.errors import ConfigError, ShardError
 from protocol.files.pack_manifest import (
@@ -34,14 +35,26 @@ LOCK_NAME = "lock"
 PACK_ID = "pack_id"  # the last one of a plan's texts
 
 
+@dataclass(frozen=True, slots=True)
+class DoneFile:
+    """A file that an earlier run finished, and when it was last written to."""
+
+    file: PackFile
+    mtime_ns: int  # at most this, as far as is known
+
+
+Done = dict[tuple[str, str], DoneFile]  # by place and name
+
+
 class ProgressNotes:
     """The notes of one pack directory, made or taken up; hold them while anything is written."""
 
     def __init__(self, plan: PackPlan) -> None:
         """Take the lock; raises ConfigError where another pack runs, or another one was begun."""
+        self._plan = plan
         self._home = plan.options.target
         self.directory = self._home / WORK_NAME
-        self.done: dict[tuple[str, str], PackFile] = {}  # by place and name
+        self.done: Done = {}
         self.is_resumed = False
         try:
             self.directory.mkdir(exist_ok=True)
@@ -51,12 +64,8 @@ class ProgressNotes:
         except OSError as error:
             raise write_error(self.directory, error) from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise ConfigError(f"{self._home}: another headrace pack is writing here") from None
-        try:
-            self._take_up(plan)
+            _lock(self._lock, fcntl.LOCK_EX, self._home)
+            self._take_up()
             self._log = self._open_log()
         except BaseException:
             os.close(self._lock)
@@ -64,16 +73,16 @@ class ProgressNotes:
 
     def note(self, files: Iterable[PackFile]) -> None:
         """Note finished files, durably."""
-        files = list(files)
-        lines = "".join(json.dumps(asdict(file)) + "\n" for file in files)
-        view = memoryview(lines.encode())
+        done = [DoneFile(file, self._written_ns(file)) for file in files]
+        rows = [asdict(one.file) | {"mtime_ns": one.mtime_ns} for one in done]
+        view = memoryview("".join(json.dumps(row) + "\n" for row in rows).encode())
         try:
             while view:
                 view = view[os.write(self._log, view) :]
             os.fsync(self._log)
         except OSError as error:
             raise write_error(self.directory / DONE_NAME, error) from error
-        self.done |= {(file.place, file.name): file for file in files}
+        self.done |= _by_name(done)
 
     def close(self) -> None:
         """Let go of the lock; the notes stay for next time."""
@@ -86,19 +95,16 @@ class ProgressNotes:
         shutil.rmtree(self.directory)
         sync_directory(self._home)
 
-    def _take_up(self, plan: PackPlan) -> None:
+    def _take_up(self) -> None:
         """Compare with what was begun here, or begin."""
-        path = self.directory / STATE_NAME
-        text = _plan_text(plan)
-        if (self._home / MANIFEST_NAME).exists():
-            self._take_manifest(plan, read_manifest(self._home))
-        if path.exists():
-            self.is_resumed = True
-            state = json.loads(path.read_bytes())
-            source = tuple(SourceFile(**row) for row in state["source"])
-            _check_same(plan, state["plan"], source, "since the pack was begun")
+        begun = _begun(self._plan)
+        self.done |= begun.done
+        self.is_resumed = begun.is_resumed
+        if begun.is_resumed:
             return
-        state = {"plan": text, "source": [asdict(stamp) for stamp in plan.stamps]}
+        stamps = [asdict(stamp) for stamp in self._plan.stamps]
+        state = {"plan": _plan_text(self._plan), "source": stamps}
+        path = self.directory / STATE_NAME
         write_atomically(path, (json.dumps(state, indent=1) + "\n").encode())
         sync_directory(self._home)
 
@@ -106,15 +112,71 @@ class ProgressNotes:
         """Open the list of finished files; what follows its last whole line is cut off."""
         path = self.directory / DONE_NAME
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        files, end = _read_done(path.read_bytes())
-        os.ftruncate(log, end)
-        self.done |= {(file.place, file.name): file for file in files}
+        os.ftruncate(log, _read_done(path)[1])
         return log
 
-    def _take_manifest(self, plan: PackPlan, manifest: Manifest) -> None:
-        """Count the files of a finished pack, or share of one, as done."""
-        check_manifest(plan, manifest)
-        self.done |= {(file.place, file.name): file for file in manifest.files}
+    def _written_ns(self, file: PackFile) -> int:
+        return (self._plan.directory(file.place) / file.name).stat().st_mtime_ns
+
+
+def finished_before(plan: PackPlan) -> Done:
+    """Return what an earlier run finished, touching nothing; raises what ProgressNotes would."""
+    home = plan.options.target
+    try:
+        lock = os.open(home / WORK_NAME / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return _begun(plan).done
+    try:
+        _lock(lock, fcntl.LOCK_SH, home)
+        return _begun(plan).done
+    finally:
+        os.close(lock)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    done: Done
+    is_resumed: bool
+
+
+def _begun(plan: PackPlan) -> _Begun:
+    """What notes and manifest say is there; raises where they are of another pack."""
+    home = plan.options.target
+    done: Done = {}
+    if (home / MANIFEST_NAME).exists():
+        done = manifest_files(plan, read_manifest(home))
+    path = home / WORK_NAME / STATE_NAME
+    if not path.exists():
+        return _Begun(done, is_resumed=False)
+    try:
+        state = json.loads(path.read_bytes())
+        before = dict(state["plan"])
+        source = tuple(SourceFile(**row) for row in state["source"])
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"{path}: is damaged, so that what was begun here cannot be gone on with; "
+            "delete the directory, or give another one"
+        ) from None
+    _check_same(plan, before, source, "since the pack was begun")
+    return _Begun(done | _by_name(_read_done(path.with_name(DONE_NAME))[0]), is_resumed=True)
+
+
+def manifest_files(plan: PackPlan, manifest: Manifest) -> Done:
+    """Return the files of a finished pack, or share of one; raises where it is another's."""
+    check_manifest(plan, manifest)
+    written_ns = (plan.options.target / MANIFEST_NAME).stat().st_mtime_ns
+    return _by_name(DoneFile(file, written_ns) for file in manifest.files)
+
+
+def _by_name(done: Iterable[DoneFile]) -> Done:
+    return {(one.file.place, one.file.name): one for one in done}
+
+
+def _lock(descriptor: int, kind: int, home: Path) -> None:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"{home}: another headrace pack is writing here") from None
 
 
 def check_manifest(plan: PackPlan, manifest: Manifest) -> None:
@@ -168,17 +230,19 @@ def _manifest_text(manifest: Manifest) -> dict[str, object]:
     }
 
 
-def _read_done(data: bytes) -> tuple[list[PackFile], int]:
+def _read_done(path: Path) -> tuple[list[DoneFile], int]:
     """Return the files of the whole lines, and where the last of those lines ends."""
-    files: list[PackFile] = []
+    done: list[DoneFile] = []
     end = 0
+    data = path.read_bytes() if path.exists() else b""
     for line in data.splitlines(keepends=True):
         try:
-            files.append(PackFile(**json.loads(line)))
-        except (TypeError, ValueError):
+            row = json.loads(line)
+            one = DoneFile(mtime_ns=row.pop("mtime_ns"), file=PackFile(**row))
+        except (AttributeError, KeyError, TypeError, ValueError):
             break
         if not line.endswith(b"\n"):
-            files.pop()
             break
+        done.append(one)
         end += len(line)
-    return files, end
+    return done, end

@@ -11,6 +11,7 @@ from protocol.files.slice_map import ExpertLayout, SlotImage
 from .outputs import FillRecord
 from .part_file import Bytes
 from .plan import PackPlan
+from .scale_bytes import check_slot
 from .source_files import Scratch, SourceReader
 
 # Fills the target slot from the source slot: (source layout, slot, target layout, slot).
@@ -33,10 +34,12 @@ def record_filler(plan: PackPlan, reader: SourceReader, convert: Convert | None)
         clear_padding(target.image, record)
         if source == target:
             _read_slot(checkpoint, reader, (layer, expert), record, scratch.bounce)
+            check_slot(layer, expert, source, record)
             return
         assert convert is not None
         slot = scratch.source[: source.image.slot_bytes]
         _read_slot(checkpoint, reader, (layer, expert), slot, scratch.bounce)
+        check_slot(layer, expert, source, slot)
         try:
             convert(source, slot, target, record)
         except ValueError as error:

@@ -293,7 +293,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(source: Path, tmp_path: Pa
 def test_json_ends_with_what_was_written(source: Path, tmp_path: Path):
     events = pack(source, tmp_path, "--json").events
     assert [event["event"] for event in events if event["event"] != "progress"] == [
-        "link", "begin", "done",
+        "begin", "link", "done",
     ]  # fmt: skip
     assert events[-1]["complete"] is True
     assert events[-1]["bytes"] == next(e for e in events if e["event"] == "begin")["total_bytes"]

@@ -87,7 +87,7 @@ def test_a_scale_that_is_no_number_is_named_by_its_expert(source: Path, tmp_path
         file.write(b"\xff")
     outcome = run_command("pack", spoilt, tmp_path / "b", "--experts", "q8_0")
     assert outcome.status == 1
-    assert "layer 0 expert 1: up: " in outcome.err
+    assert "layer 0 expert 1: tensor 'layers.0.ffn.experts.1.w3.scale': row 1, " in outcome.err
     flip_bit(scale.shard.path, scale.offset + 9)
 
 

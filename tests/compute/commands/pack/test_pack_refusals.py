@@ -19,6 +19,7 @@ from tests.support.fake_checkpoint import (
     write_safetensors,
 )
 from tests.support.packing import pack, run_command
+from tests.support.released_checkpoint import write_released_checkpoint
 
 
 @pytest.fixture
@@ -114,6 +115,38 @@ def test_no_room_is_found_from_the_config_alone(tmp_path: Path):
     assert "no room" in refused(tmp_path, tmp_path / "src", tmp_path / "b")
 
 
+RELEASED_CPU_S = 1.0  # asked: under a second; the whole process takes another 0.2 to start
+
+
+def seconds_to_refuse(*arguments: str | Path) -> tuple[float, str]:
+    started = time.process_time()
+    outcome = run_command("pack", *arguments)
+    assert outcome.status in {1, 2}
+    return time.process_time() - started, outcome.err
+
+
+def test_a_missing_and_a_duplicate_tensor_of_the_released_model(tmp_path: Path):
+    lost = "layers.39.ffn.experts.383.w2.scale"
+
+    def drop(shards):
+        for shard in shards:
+            shard.pop(lost, None)
+
+    def double(shards):
+        name, kind = next(iter(shards[3].items()))
+        shards[40][name] = kind
+
+    flags = ("--layers", "0")  # so that there is room
+    source = write_released_checkpoint(tmp_path / "lost", drop)
+    seconds, err = seconds_to_refuse(source, tmp_path / "b", *flags)
+    assert lost in err
+    assert seconds < RELEASED_CPU_S
+    source = write_released_checkpoint(tmp_path / "double", double)
+    seconds, err = seconds_to_refuse(source, tmp_path / "b", *flags)
+    assert "stands twice" in err
+    assert seconds < RELEASED_CPU_S
+
+
 def test_a_directory_with_other_files(source: Path, tmp_path: Path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "thesis.tex").write_text("")
@@ -131,6 +164,46 @@ def test_directories_that_are_the_same(source: Path, tmp_path: Path):
     assert "two directories" in refused(tmp_path, source, tmp_path / "b", "--stripe", "x")
     assert "--mirror" in refused(tmp_path, source, tmp_path / "b", "--mirror", tmp_path / "b")
     assert "--mirror" in refused(tmp_path, source, tmp_path / "b", "--mirror", source / ".." / "b")
+
+
+def test_a_target_inside_the_source_and_a_source_inside_the_target(source: Path, tmp_path: Path):
+    (tmp_path / "link").symlink_to(source)
+    for place in (source / "b", source / "deep" / "b", tmp_path / "link" / "b"):
+        assert "lies inside the source" in refused(tmp_path, source, place)
+        assert "lies inside the source" in refused(
+            tmp_path, source, tmp_path / "b", "--mirror", place
+        )
+    (tmp_path / "up").symlink_to(tmp_path)
+    for place in (tmp_path, tmp_path / "up"):
+        assert "holds the source" in refused(tmp_path, source, place)
+    stripes = f"{tmp_path / 'x'},{source / 'y'}"
+    assert "lies inside the source" in refused(
+        tmp_path, source, tmp_path / "b", "--stripe", stripes
+    )
+
+
+def test_a_target_that_holds_what_the_source_links_to(source: Path, tmp_path: Path):
+    (tmp_path / "blobs").mkdir()
+    shard = source / "model-00002-of-00003.safetensors"
+    shard.rename(tmp_path / "blobs" / "x")
+    shard.symlink_to(tmp_path / "blobs" / "x")
+    err = refused(tmp_path, source, tmp_path / "blobs")
+    assert "of the source links to; give a directory beside it" in err
+
+
+def test_empty_values_and_empty_parts(source: Path, tmp_path: Path):
+    target = tmp_path / "b"
+    for flag, value, found in (
+        ("--stripe", "", "''"),
+        ("--stripe", "x,,y", "part 2 of 'x,,y'"),
+        ("--stripe", "x,", "part 2 of 'x,'"),
+        ("--layers", "", "''"),
+        ("--layers", "0,,1", "part 2 of '0,,1'"),
+        ("--layers", "0-", "'0-'"),
+        ("--mirror", "", "''"),
+    ):
+        err = refused(tmp_path, source, target, flag, value)
+        assert f"{flag}: {found} " in err
 
 
 def test_layers_and_jobs_out_of_range(source: Path, tmp_path: Path):

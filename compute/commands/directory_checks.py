@@ -31,18 +31,29 @@ class KeptCheck:
     def __init__(self, kept: KeptHashes, *, record: bool) -> None:
         self._kept = kept
         self._record = record
-        self.n_uncompared_bytes = 0
+        self.uncompared: list[Shard] = []
         self.n_recorded = 0
 
-    def file(self, shard: Shard, entries: Sequence[TensorEntry] = ()) -> CheckedFile:
-        """Return the check of one file; `entries` say what is in a bad place."""
+    def file(
+        self,
+        shard: Shard,
+        entries: Sequence[TensorEntry] = (),
+        packed: SourceFile | None = None,
+    ) -> CheckedFile:
+        """Return the check of one file; `entries` say what is in a bad place.
+
+        `packed` is a linked file as it was when it was packed. Without hashes to hold it to, one
+        that was written to since counts as bad, unless its hashes are to be recorded as they are.
+        """
         wanted = self._kept.load(shard.name, shard.n_bytes)
         inside = sorted(entries, key=lambda entry: entry.offset)
 
         def judge(file: CheckedFile) -> list[Fault]:
             faults = [_named(fault, inside) for fault in file.unread_faults()]
             if wanted is None:
-                self.n_uncompared_bytes += shard.n_bytes
+                self.uncompared.append(shard)
+                if packed is not None and not self._record:
+                    faults += _written_since(shard, packed)
                 if self._record and not faults:
                     self._kept.save(shard.name, shard.n_bytes, file.found)
                     self.n_recorded += 1
@@ -56,6 +67,11 @@ class KeptCheck:
             return faults
 
         return CheckedFile(shard, whole_file(shard), judge)
+
+    @property
+    def n_uncompared_bytes(self) -> int:
+        """Bytes that were read and held to nothing."""
+        return sum(shard.n_bytes for shard in self.uncompared)
 
 
 def shard_checks(checkpoint: Checkpoint, kept: KeptCheck) -> list[CheckedFile]:
@@ -100,7 +116,7 @@ def pack_checks(
     for link in manifest.links:
         path = directory / link.name
         try:
-            checks.append(kept.file(_linked_shard(path, link)))
+            checks.append(kept.file(_linked_shard(path, link), packed=link))
         except ShardError as error:
             faults.append(_of_error(path, error))
     return checks, faults
@@ -156,6 +172,16 @@ def _linked_shard(path: Path, link: SourceFile) -> Shard:
     if header_hash(path) != link.header:
         raise ShardError(f"{path}: its header is no longer the one that was packed")
     return shard
+
+
+def _written_since(shard: Shard, packed: SourceFile) -> list[Fault]:
+    if shard.path.stat().st_mtime_ns == packed.mtime_ns:
+        return []
+    text = (
+        "was written to since it was packed (its modification time differs), and no hashes are "
+        "kept of it; --record takes it as it is"
+    )
+    return [Fault(shard.path, text)]
 
 
 def _of_error(path: Path, error: ShardError, file: PackFile | None = None) -> Fault:

@@ -2,7 +2,8 @@
 
 Of a pack every record, file and mirror is held to the hashes that pack wrote. Official and GGUF
 shards carry none: headers, ranges and sizes are checked, every byte is read, and compared with what
-an earlier `--record` kept. Imports no torch.
+an earlier `--record` kept. Linked shards of a pack are such shards too; of them size, header and
+time are held to the manifest. What was compared and what was only read is said. Imports no torch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_JOBS = 8
 MAX_JOBS = 256
 BAD = 1
+NAMES_MAX = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read everything, name what is bad; 1 where anything is."""
+    from compute.options import path
     from expert_daemon.config import default_state_dir
     from protocol.errors import ConfigError
     from protocol.files.checkpoint import resolve_model
@@ -51,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
     if not 1 <= args.jobs <= MAX_JOBS:
         raise ConfigError(f"--jobs: {args.jobs} is not a number from 1 to {MAX_JOBS}")
-    state_dir = Path(args.state_dir) if args.state_dir else default_state_dir(os.environ)
+    given = args.state_dir
+    state_dir = default_state_dir(os.environ) if given is None else path(given, "--state-dir")
     directory = resolve_model(args.model)
     checks, faults, kept = _checks(directory, state_dir, record=args.record)
     report = Report("verifying", as_json=args.json)
@@ -67,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         directory=str(directory),
         bad=[asdict(fault) | {"path": str(fault.path)} for fault in faults],
         compared_bytes=facts["bytes"] - kept.n_uncompared_bytes,
+        uncompared=[str(shard.path) for shard in kept.uncompared],
         recorded_files=kept.n_recorded,
         **facts,
     )
@@ -118,10 +123,18 @@ def _closing_line(
         f"{format_size(facts['bytes_per_s'])}/s; {len(faults) or 'nothing'} bad"
     )
     if kept.n_recorded:
-        text += f"; hashes of {kept.n_recorded} files kept for next time"
-    elif kept.n_uncompared_bytes:
-        text += (
-            f"; {format_size(kept.n_uncompared_bytes)} have no hashes to compare with "
-            "(--record keeps some)"
-        )
-    return text
+        return f"{text}; hashes of {kept.n_recorded} files kept for next time"
+    n_only_read = kept.n_uncompared_bytes
+    if not n_only_read:
+        return f"{text}; every byte was compared with a hash"
+    keep = "--record keeps hashes to compare with next time"
+    if n_only_read == facts["bytes"]:
+        sound = "" if faults else ": headers, ranges and sizes are right, every byte can be read"
+        return f"{text}; no byte was compared, for there are no hashes of it{sound} ({keep})"
+    names = ", ".join(shard.name for shard in kept.uncompared[:NAMES_MAX])
+    if len(kept.uncompared) > NAMES_MAX:
+        names += f" and {len(kept.uncompared) - NAMES_MAX} more"
+    return (
+        f"{text}; {format_size(facts['bytes'] - n_only_read)} were compared with hashes, "
+        f"{format_size(n_only_read)} only read: {names} ({keep})"
+    )

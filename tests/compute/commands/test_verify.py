@@ -144,6 +144,45 @@ def test_a_linked_shard_is_compared_with_kept_hashes(source: Path, tmp_path: Pat
     assert fault["path"] == str(tmp_path / "b" / "model-00003-of-00003.safetensors")
 
 
+def test_a_linked_shard_is_held_to_size_header_and_time(source: Path, tmp_path: Path):
+    flags = ("--state-dir", tmp_path / "state")
+    pack(source, tmp_path / "b")
+    name = "model-00003-of-00003.safetensors"
+    outcome = run_command("verify", tmp_path / "b", *flags)
+    assert outcome.status == 0
+    assert f"only read: {name} (--record keeps hashes" in outcome.err
+    done = run_command("verify", tmp_path / "b", "--json", *flags).events[-1]
+    assert done["uncompared"] == [str(tmp_path / "b" / name)]
+    assert 0 < done["compared_bytes"] < done["bytes"]
+    shard = tmp_path / "b" / name
+    os.utime(shard, ns=(1, 1))
+    (fault,) = bad(tmp_path / "b", *flags)
+    assert fault["path"] == str(shard)
+    assert "was written to since it was packed" in fault["text"]
+    assert bad(tmp_path / "b", "--record", *flags) == []
+    assert bad(tmp_path / "b", *flags) == []  # the hashes count more than the time
+
+
+def test_it_says_what_was_compared(source: Path, tmp_path: Path, demo_dir: Path):
+    flags = ("--state-dir", tmp_path / "state")
+    pack(source, tmp_path / "b", "--copy")
+    err = run_command("verify", tmp_path / "b", *flags).err
+    assert "nothing bad; every byte was compared with a hash" in err
+    err = run_command("verify", demo_dir, *flags).err
+    assert "nothing bad; no byte was compared, for there are no hashes of it: headers" in err
+    assert "every byte can be read (--record keeps" in err
+    err = run_command("verify", demo_dir, "--record", *flags).err
+    assert "hashes of" in err
+    err = run_command("verify", demo_dir, *flags).err
+    assert "every byte was compared with a hash" in err
+
+
+def test_an_empty_state_directory_name_is_refused(source: Path):
+    outcome = run_command("verify", source, "--state-dir", "")
+    assert outcome.status == 2
+    assert "--state-dir: ''" in outcome.err
+
+
 def test_damaged_kept_hashes_count_as_none(source: Path, tmp_path: Path):
     flags = ("--state-dir", tmp_path / "state")
     run_command("verify", source, "--record", *flags)

@@ -32,6 +32,8 @@ from .source import Bytes
 
 Key = tuple[int, int]  # layer, expert
 
+AT_ONCE = 4  # parts of one expert that somebody waits for: those before them are hashed meanwhile
+
 
 @dataclass(frozen=True, slots=True)
 class CopyFault:
@@ -79,6 +81,7 @@ class ExpertRead:
         "memory",
         "n_unfinished",
         "n_whole",
+        "order",
         "parts",
         "prefix",
         "slot",
@@ -95,10 +98,7 @@ class ExpertRead:
         self.cancelled = False
         self.memory = memory
         self.address = int(memory.__array_interface__["data"][0])
-        self.parts = parts
-        self.claimed = bytearray(len(parts))
-        self.begun = [0] * len(parts)  # when a thread began each part [ns], 0: not now
-        self.n_unfinished = len(parts)
+        self.set_parts(parts)
         self.failure: ReadFailure | None = None
         self.hashes_early = lane.is_urgent  # while parts arrive, else once all have
         self.prefix: PrefixHash | None = None  # from the first part on, then
@@ -109,6 +109,23 @@ class ExpertRead:
         self.faults: list[CopyFault] = []
         self.n_whole = 0  # how often all of it was read
         self.started = time.monotonic_ns()
+
+    def set_parts(self, parts: list[Part]) -> None:
+        """Have all of these to read, none of them begun."""
+        self.parts = parts
+        self.claimed = bytearray(len(parts))
+        self.begun = [0] * len(parts)  # when a thread began each part [ns], 0: not now
+        self.n_unfinished = len(parts)
+        firsts = [min(f.slot_offset for f in part.fragments) for part in parts]
+        self.order = sorted(range(len(parts)), key=firsts.__getitem__)  # that of the hashing
+
+    def claim(self) -> int | None:
+        """Take the next part that no thread has begun; the caller holds the reader's lock."""
+        for number in self.order:
+            if not self.claimed[number]:
+                self.claimed[number] = 1
+                return number
+        return None
 
     def longest_ns(self, now: int) -> int:
         """How long the part that has been read for longest is being read now."""
@@ -219,11 +236,11 @@ class ExpertReader:
         return plan_parts(fragments, self._shape, small=not lane.is_urgent)
 
     def _submit_parts(self, read: ExpertRead, lane: Lane) -> None:
-        parts = read.parts
-        unclaimed = [number for number, claimed in enumerate(bytes(read.claimed)) if not claimed]
-        unclaimed.sort(key=lambda number: min(f.slot_offset for f in parts[number].fragments))
-        for number in unclaimed:  # in the order in which they are hashed
-            self._threads.submit(lane, partial(self._run_part, read, number))
+        n_unclaimed = read.claimed.count(0)
+        n_begun = min(n_unclaimed, AT_ONCE) if lane.is_urgent else n_unclaimed
+        work = partial(self._run_part, read, lane)
+        for _ in range(n_begun):
+            self._threads.submit(lane, work)
 
     def _prefix_of(self, read: ExpertRead) -> PrefixHash:
         with self._lock:
@@ -232,11 +249,12 @@ class ExpertReader:
                 read.prefix = PrefixHash(read.memory, read.parts, pieces)
             return read.prefix
 
-    def _run_part(self, read: ExpertRead, number: int, bounce: Bytes) -> None:
+    def _run_part(self, read: ExpertRead, lane: Lane, bounce: Bytes) -> None:
+        """Read the next part; in an urgent lane this thread goes on with the one after it."""
         with self._lock:
-            if number >= len(read.claimed) or read.claimed[number]:
-                return
-            read.claimed[number] = 1
+            number = read.claim()
+        if number is None:
+            return
         failure: ReadFailure | None = None
         if read.failure is None and not read.cancelled:
             failure = self._read_part(read, number, bounce)
@@ -246,6 +264,9 @@ class ExpertReader:
             read.failure = read.failure or failure
             read.n_unfinished -= 1
             is_last = read.n_unfinished == 0
+            goes_on = lane.is_urgent and 0 in read.claimed
+        if goes_on:
+            self._threads.go_on(lane, partial(self._run_part, read, lane))
         if is_last:
             self._finish(read)
 
@@ -323,7 +344,7 @@ class ExpertReader:
     def _repeat(self, read: ExpertRead) -> None:
         self.n_checksum_retries += 1
         read.is_repeated = True
-        self._begin_again(read)
+        self._begin_again(read, read.parts)
 
     def _go_on_elsewhere(self, read: ExpertRead, failure: ReadFailure) -> None:
         log(f"layer {read.key[0]} expert {read.key[1]}: {failure.text}; trying its other copy")
@@ -331,15 +352,11 @@ class ExpertReader:
         read.failure = None
         read.is_repeated = False
         read.copy = read.copies.pop(0)
-        read.parts = self._parts(read.key, read.copy, read.lane)
-        self._begin_again(read)
+        self._begin_again(read, self._parts(read.key, read.copy, read.lane))
 
-    def _begin_again(self, read: ExpertRead) -> None:
-        n_parts = len(read.parts)
+    def _begin_again(self, read: ExpertRead, parts: list[Part]) -> None:
         with self._lock:
-            read.n_unfinished = n_parts
-            read.begun = [0] * n_parts
-            read.claimed = bytearray(n_parts)
+            read.set_parts(parts)
             read.hashes_early, read.prefix = read.lane.is_urgent, None
         self._submit_parts(read, read.lane)
 

@@ -80,6 +80,15 @@ class ReaderThreads:
         self._lanes[lane].append(work)
         (self._prefetch_tokens if lane is Lane.PREFETCH else self._tokens).put(True)
 
+    def go_on(self, lane: Lane, work: Work) -> None:
+        """Have the thread that calls this, from work of an urgent lane, run `work` next.
+
+        Unless somebody waits for more urgent work; nobody is woken for it.
+        """
+        with self._gate:
+            self._n_urgent += 1
+        self._lanes[lane].appendleft(work)
+
     def depth(self) -> int:
         """Pieces of work that no thread has begun."""
         return sum(len(lane) for lane in self._lanes)

@@ -18,7 +18,7 @@ from expert_daemon.copies import HOME, MIRROR, Copies
 from expert_daemon.direct_io import aligned_buffer
 from expert_daemon.range_reader import RangeReader
 from expert_daemon.read_plan import Fragment
-from expert_daemon.reader import ExpertReader, ReadResult
+from expert_daemon.reader import AT_ONCE, ExpertReader, ReadResult
 from expert_daemon.reader_threads import Lane, ReaderThreads
 from expert_daemon.slot_hash import SlotHash
 from expert_daemon.source import FileSource
@@ -327,6 +327,29 @@ def test_a_prefetch_is_read_in_small_pieces_and_demand_in_few(harness):
     h.threads.close(5)
     assert len(h.reader.submit((0, 0), 0, 0, h.slot(), Lane.PREFETCH).parts) == 20
     assert len(h.reader.submit((0, 1), 1, 0, h.slot(), Lane.DEMAND).parts) <= 8
+
+
+def test_an_expert_that_somebody_waits_for_is_read_from_its_first_bytes_on(harness):
+    begun = []
+
+    def is_stuck(_shard, offset, _n_bytes):
+        begun.append(offset)
+        return True
+
+    faults = Faults(stuck=is_stuck)
+    h = harness(faults=faults, n_threads=8)
+    h.fragments = lambda key: [Fragment(0, key[1] << 26, 20 << 20, 0)]
+    h.reader.copies = Copies(h.fragments)
+    h.reader.submit((0, 0), 0, 0, h.slot())
+    time.sleep(0.1)
+    first = sorted(begun)
+    assert first == [number * first[1] for number in range(AT_ONCE)]
+    h.reader.submit((0, 1), 1, 0, h.slot())
+    time.sleep(0.1)
+    assert sorted(begun) == [*first, *((1 << 26) + offset for offset in first)]
+    faults.stuck = None
+    faults.unstick.set()
+    assert [result.code for result in h.results(2)] == ["TRUNCATED"] * 2
 
 
 def test_the_hash_of_a_prefetch_waits_while_demand_is_outstanding(harness, monkeypatch):

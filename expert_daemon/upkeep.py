@@ -43,6 +43,7 @@ class Upkeep:
         self._policy_section = PolicySection(view.policy, view.layout.n_keys)
         self._watchdog = Watchdog(_LOOP)
         self._next_tick: asyncio.TimerHandle | None = None
+        self._noted: dict[str, int | float | str] = {}
 
     def begin(self) -> None:
         """Start; the daemon serves by now."""
@@ -69,5 +70,8 @@ class Upkeep:
         """Write into the arena what a successor is to go on from."""
         works = self._works
         own = asdict(works.loading.cache.counters) | works.counters.values()
+        if own == self._noted:
+            return  # whatever changes the policy is counted
+        self._noted = own
         works.lifetime.note(own)
         self._policy_section.save(works.loading.cache.policy)

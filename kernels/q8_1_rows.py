@@ -1,0 +1,75 @@
+"""Rows rounded to eight bits for whole-number products with K-quants and Q8_0 weights."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .device import runs_kernels
+from .reference import q8_1_rows as reference
+
+Rows = tuple[Tensor, Tensor]
+
+_SMALLEST = tl.constexpr(reference.SMALLEST)
+
+
+@triton.jit
+def _q8_1_rows_kernel(x, codes, sides, k, n_units):
+    unit, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    group, within = tl.arange(0, 4), tl.arange(0, 16)
+    half = tl.arange(0, 2)
+    at = unit * 128 + group[:, None, None] * 32 + half[None, :, None] * 16 + within[None, None, :]
+    v = tl.load(x + row * k + at, mask=at < k, other=0.0).to(tl.float32)
+    amax = tl.max(tl.max(tl.abs(v), 2), 1)
+    amax = tl.where(amax < _SMALLEST, 0.0, amax)
+    scale = tl.div_rn(amax, tl.full([4], 127.0, tl.float32))
+    inverse = tl.div_rn(tl.full([4], 127.0, tl.float32), tl.where(amax == 0.0, 1.0, amax))
+    inverse = tl.where(amax == 0.0, 0.0, inverse)
+    # Added and taken away again, 1.5 * 2^23 leaves whole numbers, ties to even.
+    code = ((v * inverse[:, None, None] + 12582912.0) - 12582912.0).to(tl.int32)
+    tl.store(codes + row * k + at, code.to(tl.int8), mask=at < k)
+    sums = tl.sum(code, 2)
+    # Two i16 in a word: the upper half is shifted, the lower one cut off.
+    word = tl.sum(tl.where(half == 0, sums & 0xFFFF, sums << 16), 1)
+    out = sides + (row * n_units + unit) * 8 + group
+    tl.store(out, scale.to(tl.int32, bitcast=True))
+    tl.store(out + 4, word)
+
+
+def q8_1_rows(x: Tensor, *, out: Rows | None = None) -> Rows:
+    """Round groups of 32 values to multiples of a 127th of the largest magnitude, ties to even.
+
+    x        [T, k] bf16 or f32, contiguous, k a multiple of 32
+    returns  codes [T, k] i8, sides [T, ceil(k / 128), 8] i32 with scales and sums, as
+             `reference.q8_1_rows` describes; in `out` where given
+
+    Raises ValueError on a shape or dtype that differs. Bits equal `reference.q8_1_rows`.
+    Source: ggml's q8_1, with scales in f32 and sums of codes instead of values.
+    """
+    if x.dim() != 2 or x.shape[1] % 32 or x.dtype not in {torch.bfloat16, torch.float32}:
+        raise ValueError(f"q8_1_rows: x is {x.dtype} {tuple(x.shape)}, wanted [T, 32 n] floats")
+    if not x.is_contiguous():
+        raise ValueError("q8_1_rows: x is not contiguous")
+    rows, k = x.shape
+    codes, sides = empty_rows(rows, k, x.device) if out is None else out
+    if tuple(codes.shape) != (rows, k) or tuple(sides.shape) != (rows, -(-k // 128), 8):
+        raise ValueError(f"q8_1_rows: out is {tuple(codes.shape)}, {tuple(sides.shape)}")
+    if not runs_kernels(x):
+        for target, part in zip((codes, sides), reference.q8_1_rows(x), strict=True):
+            target.copy_(part)
+    elif rows:
+        n_units = triton.cdiv(k, 128)
+        # No fused multiply-add: it would round once where the definition rounds twice.
+        _q8_1_rows_kernel[(n_units, rows)](
+            x, codes, sides, k, n_units, num_warps=1, enable_fp_fusion=False
+        )
+    return codes, sides
+
+
+def empty_rows(rows: int, k: int, device: torch.device) -> Rows:
+    """Return unwritten codes and sides for `rows` rows of k values."""
+    codes = torch.empty((rows, k), dtype=torch.int8, device=device)
+    sides = torch.empty((rows, triton.cdiv(k, 128), 8), dtype=torch.int32, device=device)
+    return codes, sides

@@ -1,0 +1,58 @@
+"""Rows rounded to eight bits: the kernel against its reference, the reference against its words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import q8_1_rows
+from kernels.reference import q8_1_rows as reference
+
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.interpreter),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+
+
+def rows_of(n: int, k: int, dtype: torch.dtype) -> Tensor:
+    x = torch.randn(n, k, generator=torch.Generator().manual_seed(n + k))
+    x[0, :32] = 0
+    x[-1, -32:] *= 1e30
+    x[-1, :32] *= 1e-20
+    x[0, -32:] *= 1e-38
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("rows", "k"), [(1, 288), (2, 32), (8, 160), (9, 128), (33, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_equal_their_reference_bit_for_bit(
+    device: str, rows: int, k: int, dtype: torch.dtype
+) -> None:
+    x = rows_of(rows, k, dtype)
+    out = q8_1_rows.empty_rows(rows, k, torch.device(device))
+    out[1].fill_(-1)
+    found = q8_1_rows.q8_1_rows(x.to(device), out=out)
+    assert found[0] is out[0]
+    for found_part, wanted in zip(found, reference.q8_1_rows(x), strict=True):
+        assert torch.equal(found_part.cpu(), wanted)
+
+
+def test_codes_times_scales_are_within_half_a_step_and_sums_are_the_codes_sums() -> None:
+    x = torch.randn(3, 160, generator=torch.Generator().manual_seed(1))
+    codes, sides = reference.q8_1_rows(x)
+    scales = reference.row_scales(sides, 5)
+    error = (reference.dequantise(codes, sides) - x).abs().view(3, 5, 32).amax(-1)
+    assert bool((error <= 0.5001 * scales).all())
+    assert torch.equal(reference.row_sums(sides, 5), codes.view(3, 10, 16).int().sum(-1).int())
+    assert codes.abs().amax() == 127
+
+
+def test_rows_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="x is"):
+        q8_1_rows.q8_1_rows(torch.zeros(1, 33))
+    with pytest.raises(ValueError, match="out is"):
+        q8_1_rows.q8_1_rows(
+            torch.zeros(1, 32), out=q8_1_rows.empty_rows(1, 64, torch.device("cpu"))
+        )

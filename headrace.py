@@ -26,6 +26,7 @@ COMMANDS = {
     "generate": "write text that follows a prompt",
     "chat": "talk with the model",
     "serve": "answer OpenAI's and Anthropic's APIs over HTTP",
+    "top": "show what a running server does",
     "eval": "measure the perplexity of a text",
     "daemon": "run the expert daemon by itself",
     "cache": "show, refill or resize the expert daemon's cache",

@@ -260,9 +260,9 @@ def _look_for_arena(config: DaemonConfig, fingerprint: bytes) -> int | None:
     """Ask the processes that use a former daemon's arena for it, and say what came of it."""
     found = find_arena(config.runtime_dir, fingerprint)
     if found is None:
-        log("no arena was handed over and no process holds one: starting cold")
+        log("a new, empty arena, as after a start of the machine: experts are read at first use")
         return None
-    log(f"no arena was handed over: taking that which process {found[1]} holds")
+    log(f"the arena of the last daemon is taken from process {found[1]}, which holds it")
     return found[0]
 
 

@@ -52,6 +52,11 @@ class ExpertViews:
         self._slots = _slots_tensor(arena)
         self._made: list[tuple[PieceShapes, ExpertMatrices] | None] = [None] * layout.n_slots_max
 
+    @property
+    def copies(self) -> bool:
+        """Whether `matrices` copies what it returns."""
+        return self._device is not None
+
     def matrices(self, layer: int, slot: int) -> ExpertMatrices:
         """Return the matrices that stand in `slot` now, which holds an expert of `layer`."""
         shapes = self._shapes[layer]

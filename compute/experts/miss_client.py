@@ -100,9 +100,21 @@ class MissClient:
     def _matrices(
         self, layer: int, experts: Sequence[int], slots: Sequence[int]
     ) -> Iterator[tuple[int, ExpertMatrices]]:
-        matrices = self._views.matrices
+        matrices = self._copied if self._views.copies else self._views.matrices
         for expert, slot in zip(experts, slots, strict=True):
             yield expert, matrices(layer, slot)
+
+    def _copied(self, layer: int, slot: int) -> ExpertMatrices:
+        """The matrices on the device; what it still computed before the copy counts as copying."""
+        started = time.perf_counter()
+        try:
+            return self._views.matrices(layer, slot)
+        finally:
+            self.io.copy_ms += 1000 * (time.perf_counter() - started)
+
+    def tiers(self) -> bytes:
+        """Return where every expert is, a byte a key: 1 in the arena, else 0. Only for eyes."""
+        return bytes(slot >= 0 for row in self._table.slots for slot in row)
 
     def _through_window(
         self, layer: int, experts: Sequence[int]
@@ -114,7 +126,7 @@ class MissClient:
             self.check_cancelled()
             try:
                 for expert, slot in self._named(layer, experts[n_done:], ahead):
-                    yield expert, self._views.matrices(layer, slot)
+                    yield from self._matrices(layer, [expert], [slot])
                     n_done += 1
             except DaemonLost as lost:
                 self._recover(lost)

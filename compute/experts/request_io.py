@@ -14,12 +14,17 @@ class RequestCancelled(Exception):
 
 @dataclass(slots=True)
 class IoCounters:
-    """What a request cost: picks found and not found in the arena, bytes read, time waited."""
+    """What a request cost: picks found and not found in the arena, bytes read, time waited.
+
+    stall_ms   waiting for the expert daemon
+    copy_ms    copying experts to the device; 0 where they are used in place
+    """
 
     hits: int = 0
     misses: int = 0
     bytes_read: int = 0
     stall_ms: float = 0.0
+    copy_ms: float = 0.0
 
     def since(self, earlier: IoCounters) -> IoCounters:
         """Return what came after `earlier`."""
@@ -28,6 +33,7 @@ class IoCounters:
             self.misses - earlier.misses,
             self.bytes_read - earlier.bytes_read,
             self.stall_ms - earlier.stall_ms,
+            self.copy_ms - earlier.copy_ms,
         )
 
     def copy(self) -> IoCounters:

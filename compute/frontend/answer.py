@@ -6,12 +6,15 @@ arrive; tokens that come after a stop string are neither shown nor counted.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protocol.wire.messages import Done, Progress, Queued, Tokens
+from protocol.errors import HeadraceError
+from protocol.wire.messages import Done, Progress, Queued, Tokens, Values
 
 from .compute_link import ComputeLost, Generation
 from .encoding import Event, Finished, Prompt, Start
@@ -20,7 +23,9 @@ from .http.errors import ApiError, ended_badly
 from .text_stream import TextStream
 from .tokenizer import Tokenizer
 
-_IO = ("hits", "misses", "bytes_read", "stall_ms")
+_IO = ("hits", "misses", "bytes_read", "stall_ms", "copy_ms")
+_TIER = "hits_"  # before the name of a tier of memory
+_SETTLE_S = 1.0
 
 
 class Parser(Protocol):
@@ -96,15 +101,19 @@ class Usage:
     n_cached: int = 0
     n_new: int = 0  # the end token and reasoning included
     n_reasoning: int = 0
+    prompt_ms: float = 0.0  # making the prompt, in the frontend
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     io: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_IO, 0))
+    tiers: dict[str, int] = field(default_factory=dict)  # hits by the tier of memory
 
     def add(self, told: Tokens) -> None:
         """Count what Tokens says of reads."""
         for name in _IO:
             self.io[name] += float(told.io.get(name, 0))
+        for name, hits in _tiers(told.io).items():
+            self.tiers[name] = self.tiers.get(name, 0) + hits
 
     def settle(self, done: Done) -> None:
         """Take compute's own figures, which are whole."""
@@ -115,17 +124,27 @@ class Usage:
         self.decode_ms = float(usage.get("decode_ms", self.decode_ms))
         for name in _IO:
             self.io[name] = float(usage.get(name, self.io[name]))
+        self.tiers |= _tiers(usage)
 
     @property
     def prefill_per_second(self) -> float:
-        """Prompt tokens a second."""
-        return 1000 * self.n_prompt / self.prefill_ms if self.prefill_ms > 0 else 0.0
+        """Prompt tokens computed a second."""
+        n_computed = self.n_prompt - self.n_cached
+        return 1000 * n_computed / self.prefill_ms if self.prefill_ms > 0 else 0.0
 
     @property
     def decode_per_second(self) -> float:
         """New tokens a second; the first one belongs to the prefill."""
         several = self.n_new > 1 and self.decode_ms > 0
         return 1000 * (self.n_new - 1) / self.decode_ms if several else 0.0
+
+
+def _tiers(values: Values) -> dict[str, int]:
+    return {
+        name.removeprefix(_TIER): int(value)
+        for name, value in values.items()
+        if name.startswith(_TIER)
+    }
 
 
 class Answer:
@@ -172,11 +191,13 @@ class Answer:
                     self.position = told.position
                     yield Moved(told.position)
                 elif isinstance(told, Progress):
-                    self.position, self.progress = 0, told
+                    self._runs(told)
                 elif isinstance(told, Tokens):
                     piece = self._piece(told)
                     if piece.events or piece.chances:
                         yield piece
+                    if self._parser.stopped and told.ids[-1] not in self._hidden_ids:
+                        yield await self._stopped()
                 else:
                     yield self._last(told)
         finally:
@@ -184,10 +205,34 @@ class Answer:
 
     async def _next(self) -> Queued | Progress | Tokens | Done:
         told = await self._generation.next()
-        if isinstance(told, Tokens) and self.first_token is None:
-            self.first_token = time.monotonic()
-            self.usage.prefill_ms = 1000 * (self.first_token - self.arrived)
+        if isinstance(told, Tokens):
+            now = time.monotonic()
+            if self.first_token is None:
+                self.first_token = now
+                since_arrival = 1000 * (now - self.arrived)
+                self.usage.prefill_ms = since_arrival - self.usage.queue_ms
+            self.usage.decode_ms = 1000 * (now - self.first_token)
         return told
+
+    def _runs(self, told: Progress) -> None:
+        if self.progress is None:
+            self.usage.queue_ms = 1000 * (time.monotonic() - self.arrived)
+        self.position, self.progress = 0, told
+
+    async def _stopped(self) -> Piece:
+        """The last piece of an answer that a stop string ends: compute need not go on.
+
+        Its own figures are waited for; where they do not come soon, ours stand.
+        """
+        self._generation.stop()
+        with contextlib.suppress(TimeoutError, HeadraceError):
+            async with asyncio.timeout(_SETTLE_S):
+                while not isinstance(told := await self._generation.next(), Done):
+                    pass
+            self.usage.settle(told)
+        piece = Piece([])
+        self._finish(piece, cut=False)
+        return piece
 
     def _piece(self, told: Tokens) -> Piece:
         piece = Piece([])
@@ -202,8 +247,6 @@ class Answer:
                 span = slice(place * n_top, (place + 1) * n_top)
                 top = tuple(zip(told.top_ids[span], told.top_logprobs[span], strict=True))
                 piece.chances.append(TokenChance(token_id, told.logprobs[place], top))
-        if self._parser.stopped and told.ids[-1] not in self._hidden_ids:
-            self._finish(piece, cut=False)  # at a stop string: compute need not go on
         return piece
 
     def _count(self, token_id: int) -> None:

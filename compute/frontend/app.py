@@ -16,11 +16,13 @@ from .apis.endpoint import GeneratingEndpoint, Handler, guarded
 from .apis.messages import count_tokens, read_messages
 from .apis.models import list_models, one_model
 from .apis.openapi import openapi_document
+from .apis.own import state, why
 from .apis.responses import read_response
 from .compute_link import ComputeLost
 from .config import read_tokens
 from .http.errors import RETRY_LOST_S, ApiError, Shape, error_response, shape_of
 from .http.guard import Guard
+from .http.page import PAGE_FILES, page_file
 from .metrics import CONTENT_TYPE
 from .service import Frontend
 
@@ -48,10 +50,13 @@ def build_app(frontend: Frontend) -> Guard:
         ("POST", "/v1/messages/count_tokens", count_tokens, _ANTHROPIC),
         ("GET", "/v1/models", list_models, _OPENAI),
         ("GET", "/v1/models/{name:path}", one_model, _OPENAI),
+        ("GET", "/v1/headrace/why", why, _OPENAI),
+        ("GET", "/v1/headrace/state", state, _OPENAI),
         ("GET", "/openapi.json", openapi_document, _OPENAI),
         ("GET", "/health", _health, _OPENAI),
         ("GET", "/ready", _ready, _OPENAI),
         ("GET", "/metrics", metrics, _OPENAI),
+        *(("GET", path, page_file(path), _OPENAI) for path in PAGE_FILES),
     )
     app = Starlette(
         routes=[

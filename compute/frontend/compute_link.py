@@ -14,6 +14,7 @@ import itertools
 import logging
 import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,10 @@ Told = m.Queued | m.Progress | m.Tokens | m.Done
 
 class ComputeLost(HeadraceError):
     """Compute is not there, or went away in the middle: try again later."""
+
+
+class ComputeAbsent(ComputeLost):
+    """Nobody is at compute's sockets: it has not started yet, or has ended."""
 
 
 class ComputeRefused(HeadraceError):
@@ -97,6 +102,11 @@ class Generation:
             raise told
         return told
 
+    def stop(self) -> None:
+        """Ask compute to end it soon; its last messages still come."""
+        if not self._ended:
+            self._link.stop(self._number)
+
     def cancel(self) -> None:
         """Nobody waits for it any more; harmless once it has ended."""
         if not self._ended:
@@ -110,6 +120,14 @@ class Generation:
         self._arrived.put_nowait(told)
 
 
+def _warn(why: str) -> None:
+    _LOG.warning("no session with compute: %s", why)
+
+
+def _nothing(_why: str) -> None:
+    """Ending is no news."""
+
+
 class ComputeLink:
     """A session with compute that is begun again whenever it ends; `run` keeps it."""
 
@@ -119,7 +137,7 @@ class ComputeLink:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._numbers = itertools.count(1)
         self._generations: dict[int, Generation] = {}
-        self._reports: dict[int, asyncio.Future[m.Values]] = {}
+        self._reports: dict[int, asyncio.Future[m.StatusReport]] = {}
         self._dealer: Socket | None = None
         self._outgoing: deque[bytes] = deque()
         self._joined: m.Joined | None = None
@@ -152,6 +170,11 @@ class ComputeLink:
         self._send(m.Generate(number, ids, order.sampling, order.deadline_ms, order.grammar))
         return generation
 
+    def stop(self, number: int) -> None:
+        """Cancel a generation whose Done is still wanted."""
+        if number in self._generations and self._joined is not None:
+            self._send(m.CancelGenerate(number))
+
     def give_up(self, number: int) -> None:
         """Cancel a generation; its further messages are passed over."""
         if self._generations.pop(number, None) is not None and self._joined is not None:
@@ -159,12 +182,16 @@ class ComputeLink:
 
     async def status(self) -> m.Values:
         """What compute says about itself. Raises ComputeLost."""
+        return (await self.report()).values
+
+    async def report(self, *, tiers: bool = False) -> m.StatusReport:
+        """The same, with where every expert is where that is asked for. Raises ComputeLost."""
         if self._joined is None:
             raise ComputeLost(self.why)
         number = next(self._numbers)
-        report: asyncio.Future[m.Values] = asyncio.get_running_loop().create_future()
+        report: asyncio.Future[m.StatusReport] = asyncio.get_running_loop().create_future()
         self._reports[number] = report
-        self._send(m.Status(number))
+        self._send(m.Status(number, tiers))
         try:
             async with asyncio.timeout(STATS_MS / 1000):
                 return await report
@@ -179,17 +206,26 @@ class ComputeLink:
             while True:
                 try:
                     self._end(await self._session())
+                except ComputeAbsent as error:
+                    self._end(str(error), logged=self._waits)
                 except (ComputeLost, ComputeRefused) as error:
                     self._end(str(error))
                 await asyncio.sleep(_RETRY_S)
         finally:
-            self._end("the frontend ends")
+            self._end("the frontend ends", logged=_nothing)
             self._context.term()
+
+    def _waits(self, why: str) -> None:
+        """Log that compute is not there: before the first session that is how a start looks."""
+        if self.n_sessions:
+            _warn(why)
+        else:
+            _LOG.info("waiting for the compute service, which loads the model")
 
     async def _session(self) -> str:
         """Join, and return why the session ended. Raises where it never began."""
         if not self._paths.socket.exists():
-            raise ComputeLost(f"compute does not run: {self._paths.socket} does not exist")
+            raise ComputeAbsent(f"compute does not run: {self._paths.socket} does not exist")
         loop = asyncio.get_running_loop()
         self._answer, self._lost = loop.create_future(), loop.create_future()
         self._dealer = open_dealer(self._context, self._paths.socket)
@@ -211,7 +247,7 @@ class ComputeLink:
             self._joined = joined
             self.n_sessions += 1
             self.first_joined.set()
-            _LOG.info("joined compute, session %d", joined.session)
+            _LOG.info("joined the compute service, session %d", joined.session)
             ended = asyncio.create_task(life.end())
             ended.add_done_callback(lambda _task: self._lose("compute is gone"))
             try:
@@ -219,10 +255,10 @@ class ComputeLink:
             finally:
                 ended.cancel()
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str, logged: Callable[[str], None] = _warn) -> None:
         """There is no session any more: everything that waits for it fails."""
         if self._joined is not None or why != self.why:
-            _LOG.warning("no session with compute: %s", why)
+            logged(why)
         self._joined = None
         self.why = why
         if self._dealer is not None:
@@ -298,7 +334,7 @@ class ComputeLink:
         elif isinstance(message, m.StatusReport):
             report = self._reports.get(message.request)
             if report is not None and not report.done():
-                report.set_result(message.values)
+                report.set_result(message)
         elif isinstance(message, m.Ping):
             self._send(m.Pong(message.request))
 

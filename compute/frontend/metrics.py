@@ -15,6 +15,7 @@ from .answer import Usage
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _RATES = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
+_PICKS = (0, *(10.0**power for power in range(8)))
 _BYTES = tuple(10.0**power for power in range(3, 13))
 _COMPUTE_GAUGES = ("n_waiting", "n_done", "n_daemons_lost", "up_s")
 
@@ -26,49 +27,62 @@ class Metrics:
         self.registry = CollectorRegistry()
         registry = self.registry
         self._responses = Counter(
-            "headrace_http_responses", "HTTP responses", ("path", "status"), registry=registry
+            "headrace_http_responses", "HTTP responses.", ("path", "status"), registry=registry
         )
         self._endings = Counter(
-            "headrace_requests", "generations by how they ended", ("end",), registry=registry
+            "headrace_requests", "Generations by how they ended.", ("end",), registry=registry
         )
         self._tokens = Counter(
-            "headrace_tokens", "tokens of ended requests", ("kind",), registry=registry
+            "headrace_tokens", "Tokens of ended requests.", ("kind",), registry=registry
         )
         self._experts = Counter(
             "headrace_expert_picks",
-            "picks by whether they held a slot",
+            "Picks by whether they held a slot.",
             ("kind",),
             registry=registry,
         )
         self._seconds = Histogram(
             "headrace_request_seconds",
-            "time of requests by what it went to",
+            "Time of requests by what it went to.",
             ("part",),
             buckets=_SECONDS,
             registry=registry,
         )
         self._rates = Histogram(
             "headrace_tokens_per_second",
-            "rates of requests",
+            "Rates of requests.",
             ("part",),
             buckets=_RATES,
             registry=registry,
         )
+        self._hits = Histogram(
+            "headrace_request_hits",
+            "Picks of a request found in a tier of memory.",
+            ("tier",),
+            buckets=_PICKS,
+            registry=registry,
+        )
+        self._misses = Histogram(
+            "headrace_request_misses",
+            "Picks of a request that were read.",
+            buckets=_PICKS,
+            registry=registry,
+        )
         self._bytes = Histogram(
             "headrace_request_read_bytes",
-            "bytes read from drives for a request",
+            "Bytes read from drives for a request.",
             buckets=_BYTES,
             registry=registry,
         )
-        self._active = Gauge("headrace_http_active", "requests in progress", registry=registry)
+        self._active = Gauge("headrace_http_active", "Requests in progress.", registry=registry)
         self._joined = Gauge(
-            "headrace_compute_joined", "1 while compute is there", registry=registry
+            "headrace_compute_joined", "1 while compute is there.", registry=registry
         )
         self._generations = Gauge(
-            "headrace_generations", "requests that compute has taken", registry=registry
+            "headrace_generations", "Requests that compute has taken.", registry=registry
         )
         self._compute = Gauge(
-            "headrace_compute", "what compute reports of itself", ("name",), registry=registry
+            "headrace_compute", "What compute reports of itself.", ("name",), registry=registry
         )
 
     def responded(self, path: str, status: int) -> None:
@@ -83,12 +97,16 @@ class Metrics:
         self._tokens.labels("new").inc(usage.n_new)
         self._experts.labels("hit").inc(usage.io["hits"])
         self._experts.labels("miss").inc(usage.io["misses"])
+        for tier, hits in usage.tiers.items():
+            self._hits.labels(tier).observe(hits)
+        self._misses.observe(usage.io["misses"])
         self._bytes.observe(usage.io["bytes_read"])
         for part, milliseconds in (
             ("queue", usage.queue_ms),
             ("prefill", usage.prefill_ms),
             ("decode", usage.decode_ms),
             ("stall", usage.io["stall_ms"]),
+            ("copies", usage.io["copy_ms"]),
         ):
             self._seconds.labels(part).observe(milliseconds / 1000)
         for part, rate in (

@@ -7,12 +7,12 @@ does not hold up the streams.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from protocol.wire.messages import Joined
 from protocol.wire.sockets import RuntimePaths
 
-from .answer import Answer, Moved, Parser, Piece, PlainParser, Usage
+from .answer import Answer, Moved, Parser, Piece, PlainParser
 from .apis.sampling import Draw
 from .compute_link import ComputeLink, ComputeLost, Order
 from .config import FrontendConfig
@@ -29,9 +29,10 @@ from .constraints import BoundGrammar, grammar_of
 from .encoding import Encoding, Prompt
 from .http.errors import ApiError
 from .metrics import Metrics
+from .recent import Recent, Remembered
 from .tokenizer import Tokenizer
 
-MAX_REMEMBERED = 256
+_LOG = logging.getLogger("headrace.frontend")
 SPARE_PREPARING = 16  # prompts being made, beyond what compute lets wait
 Result = TypeVar("Result")
 
@@ -45,17 +46,7 @@ class Asked:
     draw: Draw
     stops: tuple[str, ...]
     plain: bool = False  # a completion: the output is one text
-
-
-@dataclass(slots=True)
-class Remembered:
-    """A request that compute took, for those who ask why it was slow."""
-
-    id: str
-    path: str
-    began: float = field(default_factory=time.time)
-    usage: Usage | None = None
-    end: str = "running"  # then "stop", "length", "tool_calls", "left", "error"
+    prompt_ms: float = 0.0  # that making the prompt took
 
 
 class Frontend:
@@ -71,7 +62,7 @@ class Frontend:
         self.name = config.served_name or self.checkpoint.path.absolute().name
         self.fingerprint = "headrace-" + self.checkpoint.fingerprint.hex()[:12]
         self.started = int(time.time())
-        self.recent: deque[Remembered] = deque(maxlen=MAX_REMEMBERED)
+        self.recent = Recent()
         self.is_draining = False
         self._n_preparing = 0
         self._threads = ThreadPoolExecutor(1, "prompts")
@@ -103,12 +94,14 @@ class Frontend:
             prompt = make_prompt()
             return prompt, grammar_of(prompt, self.tokenizer)
 
+        began = time.monotonic()
         self._n_preparing += 1
         try:
             prompt, grammar = await self.off_loop(make)
         finally:
             self._n_preparing -= 1
-        return Asked(prompt, grammar, draw, stops, plain)
+        prompt_ms = 1000 * (time.monotonic() - began)
+        return Asked(prompt, grammar, draw, stops, plain, prompt_ms)
 
     async def begin(self, asked: Asked) -> Answer:
         """Hand a request to compute and wait until it is queued.
@@ -143,7 +136,7 @@ class Frontend:
             generation.cancel()
             raise
         special = self.tokenizer.special
-        return Answer(
+        answer = Answer(
             generation,
             queued,
             prompt,
@@ -151,13 +144,15 @@ class Frontend:
             (special.think, special.think_end),
             self._hidden_ids,
         )
+        answer.usage.prompt_ms = asked.prompt_ms
+        return answer
 
     async def followed(
         self, answer: Answer, number: str, path: str
     ) -> AsyncGenerator[Moved | Piece, None]:
         """Yield an answer's steps, and remember and count how it ended."""
-        remembered = Remembered(number, path, usage=answer.usage)
-        self.recent.append(remembered)
+        remembered = Remembered(number, path, answer.usage)
+        self.recent.add(remembered)
         end = "left"
         steps = answer.steps()
         try:
@@ -169,8 +164,9 @@ class Frontend:
             raise
         finally:
             await steps.aclose()
-            remembered.end = end
+            remembered.ended(end)
             self.metrics.ended(end, answer.usage)
+            _LOG.info("%s", remembered.line())
 
     def close(self) -> None:
         """End the prompts' thread."""

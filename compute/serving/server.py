@@ -50,6 +50,7 @@ class Server:
     """Binds compute's sockets in the runtime directory; `start` begins to serve.
 
     report   values for a StatusReport; called on the server's thread
+    tiers    where every expert is, for a StatusReport that was asked for it; as well
     beat     called each time the loop comes round
 
     Raises ConfigError where a socket cannot be bound. The caller holds the lock.
@@ -62,12 +63,14 @@ class Server:
         queue: JobQueue,
         report: Callable[[], m.Values],
         beat: Callable[[], None] = lambda: None,
+        tiers: Callable[[], bytes] = bytes,
     ) -> None:
         self._paths = paths
         self._model = model
         self._queue = queue
         self._report = report
         self._beat = beat
+        self._tiers = tiers
         self._generation = time.time_ns() // 1_000_000
         self._sessions = Sessions()
         self._outbox: deque[tuple[int, m.Message]] = deque()
@@ -183,7 +186,8 @@ class Server:
             for job in self._queue.cancel(session.number, message.id):
                 self._told_end(job, "cancelled")
         elif isinstance(message, m.Status):
-            self._send(session, m.StatusReport(message.request, self._report()))
+            tiers = self._tiers() if message.tiers else b""
+            self._send(session, m.StatusReport(message.request, self._report(), tiers))
         elif isinstance(message, m.Ping):
             self._send(session, m.Pong(message.request))
         elif not isinstance(message, m.Pong):

@@ -89,7 +89,8 @@ def _run(
     report = _Report(engine, queue)
     model = Model(checkpoint.fingerprint, own.vocab_size, engine.context)
     watchdog = Watchdog(_REQUESTS, _FRONTENDS)
-    server = Server(paths, model, queue, report.values, partial(watchdog.beat, _FRONTENDS))
+    beat, tiers = partial(watchdog.beat, _FRONTENDS), engine.source.tiers
+    server = Server(paths, model, queue, report.values, beat, tiers)
     grammars = Grammars(tokenizer_text(checkpoint), own.vocab_size, own.eos_id)
     worker = Worker(engine, queue, grammars, server.send, partial(watchdog.beat, _REQUESTS))
     report.attach(worker, server)
@@ -141,6 +142,7 @@ class _Report:
         """Return names and values of the moment."""
         running = self._queue.running
         source, prefixes = self._engine.source, self._engine.prefixes
+        welcome = source.client.welcome
         return {
             "state": "idle" if running is None else "running",
             "n_waiting": self._queue.n_waiting,
@@ -152,6 +154,11 @@ class _Report:
             "misses": source.io.misses,
             "bytes_read": source.io.bytes_read,
             "stall_ms": source.io.stall_ms,
+            "copy_ms": source.io.copy_ms,
+            "n_layers": welcome.n_layers,
+            "n_experts": welcome.n_experts,
+            "n_slots": welcome.n_slots,
+            "slot_bytes": welcome.slot_bytes,
             "prefix_bytes": 0 if prefixes is None else prefixes.tree.n_bytes,
             "prefix_states": 0 if prefixes is None else prefixes.tree.n_fronts,
             "context": self._engine.context,

@@ -153,9 +153,11 @@ class _JobRun:
 def _io_values(io: IoCounters) -> Values:
     return {
         "hits": io.hits,
+        "hits_arena": io.hits,
         "misses": io.misses,
         "bytes_read": io.bytes_read,
         "stall_ms": io.stall_ms,
+        "copy_ms": io.copy_ms,
     }
 
 

@@ -492,6 +492,7 @@ class Status:
     """Frontend to compute: say what you are doing."""
 
     request: int
+    tiers: bool = False  # and where every expert is
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,6 +501,7 @@ class StatusReport:
 
     request: int
     values: Values
+    tiers: bytes = b""  # where asked for, a byte a key, layer by layer: 0 on disk, 1 in the arena
 
 
 Message = (

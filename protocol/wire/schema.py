@@ -174,8 +174,8 @@ FIELDS: dict[type, tuple[Check, ...]] = {
     m.Tokens: (_request, ls.tokens, ls.logprobs, ls.values, ls.tokens, ls.logprobs),
     m.CancelGenerate: (_request,),
     m.Done: (_request, f.word(m.ENDINGS), ls.values),
-    m.Status: (_request,),
-    m.StatusReport: (_request, ls.values),
+    m.Status: (_request, f.flag),
+    m.StatusReport: (_request, ls.values, f.blob),
 }
 
 

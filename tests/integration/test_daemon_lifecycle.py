@@ -246,7 +246,7 @@ def test_a_successor_that_is_handed_nothing_takes_the_arena_from_the_engine(
     daemon.kill()
     daemon._keep(-1)
     daemon.start()
-    assert f"taking that which process {os.getpid()} holds" in daemon.log.read_text()
+    assert f"is taken from process {os.getpid()}, which holds it" in daemon.log.read_text()
     welcome = engine.reconnect()
     assert welcome.arena_id == arena_id
     engine.applied = welcome.version
@@ -265,7 +265,7 @@ def test_without_anybody_who_holds_the_arena_a_successor_starts_cold_and_says_so
     daemon.kill()
     daemon._keep(-1)
     daemon.start()
-    assert "starting cold" in daemon.log.read_text()
+    assert "a new, empty arena" in daemon.log.read_text()
     with engine_of(runtime_dir, checkpoint) as engine:
         assert engine.welcome.arena_id != arena_id
         assert load(engine, 0, range(N_EXPERTS)).n_bytes > 0

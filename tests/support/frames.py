@@ -217,14 +217,15 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     m.Progress: st.builds(m.Progress, number, small, small),
     m.Tokens: tokens(),
     m.Done: st.builds(m.Done, number, st.sampled_from(m.ENDINGS), values),
-    m.StatusReport: st.builds(m.StatusReport, number, values),
+    m.Status: st.builds(m.Status, number, st.booleans()),
+    m.StatusReport: st.builds(m.StatusReport, number, values, st.binary(max_size=40)),
     m.Dropped: st.builds(m.Dropped, chunks),
     **{cls: st.builds(cls, chunks, small, counter) for cls in (m.Drop, m.Added)},
     **{
         cls: st.builds(cls, number)
         for cls in (
             *(m.Ping, m.Pong, m.Cancel, m.RowsDone, m.Keys, m.Stats),
-            *(m.CancelGenerate, m.Status),
+            m.CancelGenerate,
         )
     },
 }
@@ -274,7 +275,8 @@ def sample_messages() -> list[Any]:
         m.Progress: (8, 64, 200),
         m.Tokens: (8, (5,), (-0.5,), {"hits": 6}, (5, 6), (-0.5, -1.5)),
         m.Done: (8, "stop", {"tokens": 1}),
-        m.StatusReport: (8, {"state": "idle"}),
+        m.Status: (8, True),
+        m.StatusReport: (8, {"state": "idle"}, b"\1\0"),
         m.Bye: (),
         m.Drop: ((0, 2), 8, 5),
         m.Dropped: ((0, 2),),

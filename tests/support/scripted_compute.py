@@ -39,7 +39,10 @@ class ScriptedCompute:
         self.queue = JobQueue(max_waiting)
         model = Model(fingerprint, vocab_size, context)
         paths = RuntimePaths.of_compute(runtime_dir)
-        self.server = Server(paths, model, self.queue, lambda: {"state": "scripted"})
+        status: dict[str, int | float | str] = {"state": "scripted", "n_layers": 2, "n_experts": 3}
+        self.server = Server(
+            paths, model, self.queue, lambda: status, tiers=lambda: bytes([0, 1, 1, 0, 0, 2])
+        )
         self.server.start()
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -86,9 +89,11 @@ class ScriptedCompute:
             "prefill_ms": 10.0,
             "decode_ms": 10.0,
             "hits": 6 * n_new,
+            "hits_arena": 6 * n_new,
             "misses": 2,
             "bytes_read": 100,
             "stall_ms": 0.5,
+            "copy_ms": 0.25,
         }
         if self.error is not None:
             reason = "error"
@@ -112,7 +117,7 @@ class ScriptedCompute:
                 id=job.id,
                 ids=(token_id,),
                 logprobs=(-0.5,) if wishes.logprobs else (),
-                io={"hits": 6, "misses": 0, "bytes_read": 0, "stall_ms": 0.0},
+                io={"hits": 6, "hits_arena": 6, "misses": 0, "bytes_read": 0, "stall_ms": 0.0},
                 top_ids=tuple(range(20, 20 + n_top)),
                 top_logprobs=tuple(-1.0 - place for place in range(n_top)),
             ),

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from compute.frontend.recent import MAX_REMEMBERED
 from compute.frontend.service import Frontend
 
 from .fields import MAX_STOPS
@@ -123,6 +124,8 @@ def document(name: str) -> dict[str, Any]:
             "/v1/messages": _post("message", _MESSAGES, "messages", "max_tokens"),
             "/v1/messages/count_tokens": _post("tokens of a prompt", _MESSAGES, "messages"),
             "/v1/models": _get("the models"),
+            "/v1/headrace/why": _get("where the time of the last requests went", last=True),
+            "/v1/headrace/state": _get("what the server does now", last=True),
             "/health": _get("whether the process lives"),
             "/ready": _get("whether requests are answered now", "503"),
         },
@@ -145,9 +148,13 @@ def _post(what: str, properties: dict[str, Any], *required: str) -> dict[str, An
     return {"post": {"summary": what, "requestBody": body, "responses": responses}}
 
 
-def _get(what: str, *statuses: str) -> dict[str, Any]:
+def _get(what: str, *statuses: str, last: bool = False) -> dict[str, Any]:
     content = {"application/json": {"schema": _OBJECT}}
     responses: dict[str, Any] = {"200": {"description": what, "content": content}}
-    for status in ("401", "403", *statuses):
+    for status in ("401", "403", *statuses, *(["400"] if last else [])):
         responses[status] = {"description": _STATUSES[status], "content": content}
-    return {"get": {"summary": what, "responses": responses}}
+    found: dict[str, Any] = {"summary": what, "responses": responses}
+    if last:
+        number = {"type": "integer", "minimum": 1, "maximum": MAX_REMEMBERED}
+        found["parameters"] = [{"name": "last", "in": "query", "schema": number}]
+    return {"get": found}

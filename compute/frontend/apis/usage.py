@@ -11,10 +11,14 @@ def own_figures(usage: Usage) -> dict[str, Any]:
     """Return what no API has a name for."""
     return {
         "hits": int(usage.io["hits"]),
+        "hits_by_tier": dict(usage.tiers),
         "misses": int(usage.io["misses"]),
         "bytes_read": int(usage.io["bytes_read"]),
         "stall_ms": round(usage.io["stall_ms"], 3),
+        "copy_ms": round(usage.io["copy_ms"], 3),
         "queue_ms": round(usage.queue_ms, 3),
+        "prefill_ms": round(usage.prefill_ms, 3),
+        "decode_ms": round(usage.decode_ms, 3),
         "prefill_tokens_per_second": round(usage.prefill_per_second, 3),
         "decode_tokens_per_second": round(usage.decode_per_second, 3),
     }

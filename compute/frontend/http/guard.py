@@ -2,7 +2,8 @@
 
 With a token file a request needs one of its tokens, as `Authorization: Bearer` or `x-api-key`.
 Without one the server listens on loopback only and takes any; then the Host header must name this
-machine, so that a web page somewhere cannot reach it through a name that it controls.
+machine, so that a web page somewhere cannot reach it through a name that it controls. The files of
+our own page need no token: they hold no data.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from compute.frontend.config import is_loopback
 
 from .errors import ApiError, error_response, shape_of
+from .page import PAGE_PATHS
 
 _LOG = logging.getLogger("headrace.frontend")
 OPEN_PATHS = frozenset({"/health", "/ready"})
+QUIET_PATHS = OPEN_PATHS | {"/metrics", "/v1/headrace/state"}  # asked for again and again
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 << 10
 _RETRY_CROWD_S = 1
@@ -94,7 +97,7 @@ class Guard:
             return None
         headers = Headers(scope=scope)
         if self._tokens:
-            if not self._has_token(headers):
+            if scope["path"] not in PAGE_PATHS and not self._has_token(headers):
                 return ApiError(401, "a bearer token of this server is needed", code="no_token")
         elif not _names_this_machine(headers.get("host", "")):
             return ApiError(403, f"host {headers.get('host')!r} is not this machine")
@@ -111,7 +114,7 @@ class Guard:
     def _ended(self, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
         path = scope["path"]
         self._note(path, status, seconds)
-        if path not in OPEN_PATHS and path != "/metrics":
+        if path not in QUIET_PATHS:
             said = status or "left"
             raw = scope["raw_path"].decode("ascii", "replace")
             _LOG.info("%s %s %s %.3f s", scope["method"], raw, said, seconds)

@@ -301,7 +301,7 @@ def test_a_client_that_reads_nothing_is_hung_up_on(world: World) -> None:
             + body
         )
         eventually(lambda: len(world.compute.ends) == 1)
-        eventually(lambda: world.web.frontend.recent[-1].end == "left")
+        eventually(lambda: world.web.frontend.recent.last(1)[0].end == "left")
         eventually(lambda: not world.web.server.server_state.connections)
 
 

@@ -208,7 +208,10 @@ def test_garbage_is_refused_and_harms_nobody(frontend: RawFrontend) -> None:
         assert heard is not None
         if isinstance(heard, m.StatusReport) and heard.request == 999:
             break
-    assert heard.values == {"state": "scripted"}
+    assert heard.values["state"] == "scripted"
+    assert heard.tiers == b""
+    frontend.say(m.Status(1000, tiers=True))
+    assert frontend.hear().tiers == bytes([0, 1, 1, 0, 0, 2])
 
 
 def test_messages_that_are_not_for_compute_are_refused(frontend: RawFrontend) -> None:

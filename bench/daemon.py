@@ -1,6 +1,6 @@
 """Speed of the expert daemon against what the machine gives: each figure a ratio within one run.
 
-    python bench/daemon.py [--quick] [--dir DIR] [--no-ram] [--requests N]
+    python bench/daemon.py [--quick] [--dir DIR] [--no-ram] [--requests N] [--only NAME ...]
 
 Writes a checkpoint with experts and Engram rows of the released sizes (3.5 GB, deleted at the end)
 under DIR, starts a daemon over it, and compares in alternating pairs:
@@ -9,11 +9,13 @@ demand_read_vs_fio   bytes per second of missing experts against fio's best way 
 roundtrip_vs_echo    p50 of a MissRequest that hits against a plain DEALER and ROUTER
 one_miss_vs_preadv   milliseconds of one missing expert against one thread's single preadv
 rows_vs_fio          48,000 cold Engram rows, in 4 KiB pages a second, against fio at depth 32
+warm_vs_fio          bytes per second of filling a cold arena by Warm, against fio as above
 prefetch_demand_*    demand beside prefetch against demand alone: see bench/prefetch.py
 
 The drive under DIR gives the figures of the last line's JSON object; the same on a loop device over
-RAM stand under "ram", where root allows one. --requests sends so many more and says by how much
-the daemon's memory grew.
+RAM stand under "ram", where root allows one. At the end of the drive's own turn a million requests
+more (with --quick none) say by how much the daemon's memory grows. --only measures what is named:
+demand, one_miss, round_trip, rows, idle, warm, prefetch.
 """
 
 from __future__ import annotations
@@ -60,6 +62,9 @@ BLOCK = 50  # round trips of one side before the other has its turn
 RAM_IMAGE_BYTES = 4 << 30
 RING_BYTES = 80 << 20  # beyond the smallest arena, for ring and row cache
 ARENA_MAX = "64GiB"
+N_REQUESTS = 1_000_000
+FIGURES = ("demand", "one_miss", "round_trip", "rows", "idle")
+WARM_LAYERS = 2  # that are loaded into a cold arena
 
 
 def main() -> int:
@@ -85,12 +90,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dir", default="/var/tmp", help="a directory on the drive to measure")
     parser.add_argument("--quick", action="store_true", help="shorter runs, as many pairs")
     parser.add_argument("--no-ram", action="store_true", help="leave the loop device out")
-    parser.add_argument("--requests", type=int, default=0, help="for growth of memory: 1000000")
+    parser.add_argument("--requests", type=int, help="for growth of memory; 0: leave it out")
+    parser.add_argument("--only", nargs="+", choices=[*FIGURES, "warm", "prefetch"])
     args = parser.parse_args()
+    if args.requests is None:
+        args.requests = 0 if args.quick or args.only else N_REQUESTS
     args.seconds = 0.6 if args.quick else 2.0
     args.trips = 600 if args.quick else 3000
     args.misses = 8 if args.quick else 24
     args.idle_s = 4.0 if args.quick else 20.0
+    args.warm_pairs = 3 if args.quick else PAIRS
     return args
 
 
@@ -110,6 +119,7 @@ def measure_ram(args: argparse.Namespace) -> tuple[dict[str, Any] | None, str]:
             directory = stack.enter_context(ram_drive())
         except (OSError, subprocess.CalledProcessError) as error:
             return None, f"no loop device: {error}"
+        args.requests = 0  # they were sent to the first drive's daemon
         return measure_drive(directory, args), ""
 
 
@@ -149,15 +159,66 @@ def measure_drive(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
     checkpoint = open_checkpoint(model)
     arena = smallest_arena(checkpoint, TOP_K) + RING_BYTES
     flags = ("--arena", str(arena), "--arena-max", ARENA_MAX, "--policy", "lru")
-    with tempfile.TemporaryDirectory(prefix="hr-", dir="/tmp") as runtime:
-        with (
-            daemon_process(model, Path(runtime), *flags, "--read-mode", "direct") as daemon,
-            ExpertClient(runtime, "engine", checkpoint.fingerprint, TOP_K) as engine,
-        ):
-            found = DaemonBench(checkpoint, daemon, engine, args).figures()
+    with (
+        tempfile.TemporaryDirectory(prefix="hr-", dir="/tmp") as runtime,
+        daemon_process(model, Path(runtime), *flags, "--read-mode", "direct") as daemon,
+        ExpertClient(runtime, "engine", checkpoint.fingerprint, TOP_K) as engine,
+    ):
+        found = DaemonBench(checkpoint, daemon, engine, args).figures()
+    if wants(args, "warm"):
+        found |= measure_warm(model, args)
+    if wants(args, "prefetch"):
         found |= measure_prefetch(model, args)
     shutil.rmtree(model)
     return found
+
+
+def wants(args: argparse.Namespace, name: str) -> bool:
+    """Whether a figure is to be measured."""
+    return not args.only or name in args.only
+
+
+def measure_warm(model: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Return how fast a cold arena fills by Warm; a fresh daemon each time."""
+    checkpoint = open_checkpoint(model)
+    drive = drive_of(checkpoint)
+    drive.find_best(args.seconds / 2)
+    ours, theirs = pairs(
+        lambda: warm_rate(checkpoint),
+        lambda: drive.large_rate(args.seconds),
+        args.warm_pairs,
+    )
+    return {
+        "warm_vs_fio": ratio(ours, theirs),
+        "warm_gb_per_s": rounded([rate / 1e9 for rate in ours]),
+        "warm_fio_gb_per_s": rounded([rate / 1e9 for rate in theirs]),
+    }
+
+
+def warm_rate(checkpoint: Checkpoint) -> float:
+    """Bytes per second, from the message to the last expert in the table."""
+    keys = [(layer, expert) for layer in range(WARM_LAYERS) for expert in range(N_EXPERTS)]
+    image = checkpoint.slice_map.image
+    arena = smallest_arena(checkpoint, TOP_K) + 2 * len(keys) * image.slot_bytes
+    flags = ("--arena", str(arena), "--read-mode", "direct", "--no-save")
+    with (
+        tempfile.TemporaryDirectory(prefix="hr-", dir="/tmp") as runtime,
+        daemon_process(checkpoint.path, Path(runtime), *flags),
+        ExpertClient(runtime) as client,
+    ):
+        time.sleep(REST_S)
+        began = time.perf_counter()
+        client.warm(keys)
+        while len(client.keys()) < len(keys):
+            time.sleep(0.002)
+        return len(keys) * image.expert_bytes / (time.perf_counter() - began)
+
+
+def drive_of(checkpoint: Checkpoint) -> Drive:
+    """Return the drive under the shards of a model's experts and of its first Engram table."""
+    shards = [checkpoint.slice_map.slices(layer, 0)[0].shard for layer in range(N_LAYERS)]
+    rows = checkpoint.engram_tables[0].values.shard
+    return Drive([shard.path for shard in shards], rows.path)
 
 
 def measure_prefetch(model: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -183,18 +244,16 @@ class DaemonBench:
         self._expert_bytes = checkpoint.slice_map.image.expert_bytes
         self._next_key = 0
         self._random = np.random.default_rng(0)
-        shards = [checkpoint.slice_map.slices(layer, 0)[0].shard for layer in range(N_LAYERS)]
         self._n_rows = [table.n_rows for table in checkpoint.engram_tables]
-        self._shard = shards[0].path
-        self._drive = Drive(
-            [shard.path for shard in shards], checkpoint.engram_tables[0].values.shard.path
-        )
+        self._shard = checkpoint.slice_map.slices(0, 0)[0].shard.path
+        self._drive = drive_of(checkpoint)
 
     def figures(self) -> dict[str, Any]:
         """Return them all by name."""
         found: dict[str, Any] = {}
-        for measure in (self.demand, self.one_miss, self.round_trip, self.rows, self.idle):
-            found |= measure()
+        for name in FIGURES:
+            if wants(self._args, name):
+                found |= getattr(self, name)()
         if self._args.requests:
             found |= self.growth(self._args.requests)
         return found
@@ -342,16 +401,16 @@ class DaemonBench:
 
 
 def pairs(
-    ours: Callable[[], float], theirs: Callable[[], float]
+    ours: Callable[[], float], theirs: Callable[[], float], n_pairs: int = PAIRS
 ) -> tuple[list[float], list[float]]:
-    """Return both sides' figures of PAIRS runs, who goes first alternating.
+    """Return both sides' figures of several runs, who goes first alternating.
 
     Each begins on a drive that has rested: some allow more for a while after that, and fio's own
     start would give them rest before its turns alone.
     """
     mine: list[float] = []
     others: list[float] = []
-    for number in range(PAIRS):
+    for number in range(n_pairs):
         order = ((ours, mine), (theirs, others))
         for measure, into in order if number % 2 else order[::-1]:
             time.sleep(REST_S)

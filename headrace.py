@@ -41,6 +41,7 @@ COMMANDS = {
     "completion": "print a completion script for a shell",
 }
 
+_MAY_BE_EMPTY = frozenset({"prompt", "system"})  # texts
 _ROOMS = frozenset({"compute", "demo", "expert_daemon", "kernels", "protocol"})
 _INTERRUPTED = 128 + signal.SIGINT
 _PIPE_CLOSED = 128 + signal.SIGPIPE
@@ -103,10 +104,26 @@ def _run(arguments: list[str]) -> int:
 
     args = _parsed(arguments)
     try:
+        _refuse_empty(args, arguments)
         return int(_module(args.command).run(args))
     except HeadraceError as error:
         _say(str(error))
         return 2 if isinstance(error, ConfigError) else 1
+
+
+def _refuse_empty(args: argparse.Namespace, arguments: Sequence[str]) -> None:
+    """Refuse a value that was given and is empty: a script's unset variable, not a choice."""
+    from protocol.errors import ConfigError
+
+    for argument, after in zip(arguments, [*arguments[1:], None], strict=True):
+        if argument == "--":
+            return
+        flag, equals, value = argument.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        is_empty = flag.startswith("--") and (value if equals else after) == ""
+        # A flag without a value is True or False here, and a list refuses its empty items itself.
+        if is_empty and name not in _MAY_BE_EMPTY and vars(args).get(name, "") == "":
+            raise ConfigError(f"{flag}: '' is empty, wanted a value; without one leave it out")
 
 
 def _say(text: str) -> None:

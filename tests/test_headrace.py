@@ -153,3 +153,42 @@ def test_a_missing_package_is_named_with_what_brings_it() -> None:
     assert done.stderr == (
         "headrace: the package tokenizers is missing: pip install 'headrace[compute]'\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("pack a b", ("--stripe", "--layers", "--mirror", "--device")),
+        ("verify demo", ("--state-dir",)),
+        ("tune demo", ("--state-dir",)),
+        ("simulate --synthetic flat", ("--arena", "--policy", "--device", "--write", "--plot")),
+        ("generate", ("--prompt-ids", "--arena", "--device")),
+        ("plan --model demo", ("--arena", "--trace", "--memory", "--bench")),
+        ("bench", ("--report", "--from", "--compare")),
+        ("doctor", ("--model", "--runtime-dir")),
+        ("cache", ("--runtime-dir",)),
+    ],
+)
+def test_a_value_that_is_empty_is_refused(
+    command: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag in flags:
+        assert headrace.main([*command.split(), flag, ""]) == 2
+        assert capsys.readouterr().err.startswith(f"headrace: {flag}: '' is empty, wanted ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("pack demo b --stripe x,,y", "--stripe: part 2 of 'x,,y' is empty"),
+        ("pack demo b --layers 0,,1", "--layers: part 2 of '0,,1' is empty"),
+        ("simulate --synthetic flat --tokens 1 --arena 10%,,20%", "--arena: part 2 of "),
+        ("simulate --synthetic flat --tokens 1 --policy lru,", "--policy: part 2 of "),
+        ("generate --model demo --prompt-ids 1,,2", "--prompt-ids: part 2 of '1,,2' is empty"),
+    ],
+)
+def test_a_part_of_a_list_that_is_empty_is_refused(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert headrace.main(arguments.split()) == 2
+    assert capsys.readouterr().err.startswith(f"headrace: {message}")

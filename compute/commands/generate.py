@@ -14,6 +14,7 @@ import sys
 
 from compute.config import load_config
 from protocol.errors import ConfigError
+from protocol.lists import split_list
 
 from .requests import (
     Answer,
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def parse_ids(text: str) -> list[int]:
     """Return the ids in "1,2,3"; raises ConfigError."""
     try:
-        return [int(item) for item in text.replace(" ", "").split(",")]
+        return [int(item) for item in split_list(text, "--prompt-ids", "ids such as 1,2,3")]
     except ValueError:
         raise ConfigError(f"--prompt-ids: {text!r} is not a list such as 1,2,3") from None
 

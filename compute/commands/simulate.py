@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ConfigError
+from protocol.lists import split_list
 from protocol.sizes import format_size, parse_size
 
 from .terminal import Display
@@ -143,14 +144,14 @@ def _settings(args: argparse.Namespace, shape: TraceShape) -> list[Setting]:
 
     return [
         plan_setting(shape, arena, device=args.device, tier_rule=args.tier_rule)
-        for arena in args.arena.split(",")
+        for arena in split_list(args.arena, "--arena", 'sizes such as "32GiB" or 30%')
     ]
 
 
 def _policies(text: str) -> list[str]:
     from expert_daemon.policy import POLICIES
 
-    names = list(POLICIES) if text == "all" else text.split(",")
+    names = list(POLICIES) if text == "all" else split_list(text, "--policy", "names of policies")
     for name in names:
         if name not in POLICIES:
             raise ConfigError(f"--policy: {name!r} is none of all, {', '.join(POLICIES)}")

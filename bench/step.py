@@ -16,14 +16,19 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import Tensor
 
+from kernels.attend_sparse import attend_sparse
 from kernels.formats.fp4_expert import Fp4Shape
 from kernels.gemv import gemv
+from kernels.norm_latents import norm_latents
+from kernels.round_fp8 import round_fp8
 from kernels.routed_m1 import routed_m1
 
 HIDDEN, WIDTH, TOP_K, LIMIT = 5120, 2304, 6, 10.0
 BYTES = 3 * (WIDTH * HIDDEN // 2 + WIDTH * HIDDEN // 32)
 CACHE_BYTES = 400_000_000
+HEADS, HEAD, ROPE, Q_RANK, WINDOW = 64, 512, 64, 1280, 128
 # name: matrix rows, columns, fp8 or bf16, groups
 MATRICES = {
     "wq_a": (1280, 5120, True, 1),
@@ -57,6 +62,9 @@ def main() -> int:
         micros, tb_s = matrix(*shape, args.rows, repeats)
         found |= {f"{name}_us": micros, f"{name}_fraction": tb_s / best}
         print(f"{name:16} {micros:8.2f} us  {tb_s:5.2f} TB/s  {tb_s / best:.2f} of {best:.2f}")
+    for name, micros in attention_parts(repeats).items():
+        found[name] = micros
+        print(f"{name:24} {micros:8.2f} us")
     print(json.dumps({name: round(value, 4) for name, value in found.items()}))
     return 0
 
@@ -129,6 +137,61 @@ def matrix(
 
     taken = seconds(launch, repeats) / copies
     return taken * 1e6, n_bytes / taken / 1e12
+
+
+def attention_parts(repeats: int) -> dict[str, float]:
+    """Return microseconds of the operators between the projections of attention, each alone.
+
+    One token, where the name does not say otherwise; 512 rows selected.
+    """
+    bf16, first = torch.bfloat16, torch.tensor([3000], device="cuda")
+    turns = torch.randn(4096, ROPE // 2, 2, device="cuda")
+    projected = torch.randn(1, Q_RANK + HEAD, device="cuda")
+    q_norm, kv_norm = torch.rand(Q_RANK, device="cuda"), torch.rand(HEAD, device="cuda")
+    ring = torch.zeros(WINDOW, HEAD, device="cuda", dtype=bf16)
+
+    def norm() -> None:
+        for _ in range(32):
+            norm_latents(
+                projected, q_norm, kv_norm, first, turns, 1e-20, dtype=bf16, rounds=True, ring=ring
+            )
+
+    def round_() -> None:
+        for _ in range(32):
+            round_fp8(projected)
+
+    return {
+        "norm_latents_us": seconds(norm, repeats) / 32 * 1e6,
+        "round_fp8_us": seconds(round_, repeats) / 32 * 1e6,
+        "attend_us": attention(1, 512, 10, first, turns, repeats),
+        "attend_8_splits_us": attention(1, 512, 8, first, turns, repeats),
+        "attend_unsplit_us": attention(1, 512, 1, first, turns, repeats),
+        "attend_window_us": attention(1, 0, 2, first, turns, repeats),
+        "attend_chunk_of_512_us": attention(512, 512, 1, first, turns, repeats),
+    }
+
+
+def attention(
+    n_tokens: int, n_selected: int, splits: int, first: Tensor, turns: Tensor, repeats: int
+) -> float:
+    """Return microseconds of sparse attention over rows from more than the cache holds."""
+    rows = torch.empty(CACHE_BYTES // HEAD // 2, HEAD, device="cuda", dtype=torch.bfloat16)
+    rows.normal_()
+    copies = 32 if n_tokens == 1 else 2
+    ring = torch.randn(WINDOW + n_tokens - 1, HEAD, device="cuda").bfloat16()
+    q, sink = torch.randn(n_tokens, HEADS * HEAD, device="cuda"), torch.randn(HEADS, device="cuda")
+    picks = torch.randint(0, len(rows), (copies, n_tokens, n_selected), device="cuda")
+    picks = picks.sort(2).values.int()
+
+    def launch() -> None:
+        for listed in picks:
+            chosen = listed if n_selected else None
+            attend_sparse(
+                q, first, turns, ring, WINDOW, rows if n_selected else None, chosen, sink,
+                dtype=ring.dtype, splits=splits,
+            )  # fmt: skip
+
+    return seconds(launch, repeats) / copies * 1e6
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ from .options import (
 )
 
 DEFAULT_CONTEXT = 4096
+GRAPH_MODES = ("auto", "plain", "eager", "layer", "segment", "oracle")
+SEGMENT_KINDS = ("auto", "whole", "source-layers")
 PRECISIONS = ("highway", "vendor", "wide", "unrounded")
 
 
@@ -53,6 +55,11 @@ class ComputeConfig:
     max_waiting: int = 32  # requests that wait in the service's queue
     prefix_cache: int = 1 << 30  # bytes of kept states of earlier requests; 0: none
     session_dir: Path | None = None  # where they are kept on disk as well; None: nowhere
+    graph: str = "auto"  # how tokens are launched, one of GRAPH_MODES
+    segments: str = "auto"  # where graphs of several layers end, one of SEGMENT_KINDS
+    device_cache: int | None = None  # bytes of experts on the device; None: what a GPU has left
+    graph_log: bool = False  # print running counts and a line a miss
+    trace_hash: bool = False  # print the hashes of every segment's streams
     vendor_decode_defect: bool = False  # reproduce the vendor's shared-key defect in decode
     max_tokens: int = 256  # new tokens of a request
     temperature: float = 1.0  # 0: greedy
@@ -86,6 +93,17 @@ COMPUTE_OPTIONS = {
     "max_waiting": Option(count(0, 4096), "N", "requests that wait at most; more are refused"),
     "prefix_cache": Option(parse_size, "SIZE", "memory for states to go on from; 0 keeps none"),
     "session_dir": Option(path, "DIR", "keep those states on disk too, for the next start"),
+    "graph": Option(
+        word(GRAPH_MODES), None, "how tokens are launched; auto: by segments on a GPU", GRAPH_MODES
+    ),
+    "segments": Option(
+        word(SEGMENT_KINDS), None, "where graphs of several layers end", SEGMENT_KINDS
+    ),
+    "device_cache": Option(
+        parse_size, "SIZE", "experts kept in a GPU's own memory; 0 reads all in place"
+    ),
+    "graph_log": Option(switch, None, "print counts of graphs, and a line a miss"),
+    "trace_hash": Option(switch, None, "print hashes of the streams after every segment"),
     "vendor_decode_defect": Option(switch, None, "reproduce the vendor's defect in decode"),
     "max_tokens": Option(count(0, 2**24), "N", "new tokens at most"),
     "temperature": Option(number(0, 100), "T", "0 takes the likeliest token each time"),
@@ -104,6 +122,11 @@ MODEL_OPTIONS = (
     "context",
     "chunk",
     "threads",
+    "graph",
+    "segments",
+    "device_cache",
+    "graph_log",
+    "trace_hash",
     "vendor_decode_defect",
 )
 DAEMON_OPTIONS = ("arena", "read_threads", "runtime_dir", "state_dir", "daemon_wait_s")

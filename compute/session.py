@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -82,7 +83,40 @@ class Finished:
         return (self.n_new - 1) / self.decode_s if self.n_new > 1 and self.decode_s > 0 else 0.0
 
 
+class NextLogits(Protocol):
+    """What a decoding leaves on its device; valid until its next step."""
+
+    def likeliest(self) -> int:
+        """Return the id of the largest logit. Raises ShardError on a NaN."""
+        ...
+
+    def values(self) -> NDArray[np.float32]:
+        """Return the logits [vocab] f32."""
+        ...
+
+
+class Decoding(Protocol):
+    """Takes new ids in by launches on a device; owns the one sequence that it does so with."""
+
+    def new_sequence(self) -> ModelSequence:
+        """Return the sequence, empty; who had it before has it no more."""
+        ...
+
+    def takes(self, sequence: ModelSequence) -> bool:
+        """Whether this is the sequence."""
+        ...
+
+    def step(self, token: int) -> NextLogits:
+        """Take one id into the sequence. Raises as `Model.forward` does."""
+        ...
+
+    def finish(self) -> None:
+        """End a request: nothing of it is left to be said."""
+        ...
+
+
 Event = Prefilled | NewToken | Finished
+Logits = NDArray[np.float32] | NextLogits  # [vocab]
 
 
 class Engine:
@@ -91,6 +125,7 @@ class Engine:
     context   most tokens of a sequence, prompt included
     chunk     prompt tokens of one forward; the cuts are at its multiples
     prefixes  states of earlier requests to go on from; None: every request begins at 0
+    decoding  how new ids are taken in by launches on a device; None: as prompts are
     """
 
     def __init__(
@@ -101,12 +136,14 @@ class Engine:
         context: int,
         chunk: int,
         prefixes: PrefixCache | None = None,
+        decoding: Decoding | None = None,
     ) -> None:
         self.model = model
         self.source = source
         self.context = context
         self.chunk = chunk
         self.prefixes = prefixes
+        self.decoding = decoding
 
     def check(self, ids: Sequence[int], what: str = "prompt") -> None:
         """Raise ConfigError for ids that the model cannot take: none, too many, unknown ones."""
@@ -148,7 +185,9 @@ class Engine:
         return rows if every else rows[-1]
 
     def new_sequence(self) -> ModelSequence:
-        """Return an empty sequence of the engine's context."""
+        """Return an empty sequence of the engine's context; with `decoding` the only one."""
+        if self.decoding is not None:
+            return self.decoding.new_sequence()
         return self.model.new_sequence(self.context)
 
 
@@ -178,6 +217,8 @@ class _Run:
             source.waiting.cancelled = before
             if self._trail is not None:
                 self._trail.close()
+            if self._engine.decoding is not None:
+                self._engine.decoding.finish()
         yield self._finished(reason)
 
     def _tokens(self) -> Generator[Event, None, str]:
@@ -185,7 +226,7 @@ class _Run:
         if self._most <= 0:
             return "length"
         sequence = self._begin()
-        logits = yield from self._prefill(sequence)
+        logits: Logits = yield from self._prefill(sequence)
         while True:
             engine.source.check_cancelled()
             choice = self._chosen(logits, sequence.position)
@@ -200,7 +241,7 @@ class _Run:
                 return "length"
             if self._n_new == 1:
                 self._keep()  # the prompt's end: the first token need not wait for it
-            logits = self._take(sequence, [choice.id])
+            logits = self._next(sequence, choice.id)
 
     def _begin(self) -> ModelSequence:
         """Return a sequence at the longest prefix of the prompt that is known."""
@@ -221,20 +262,37 @@ class _Run:
             yield Prefilled(start + len(part), len(ids), time.perf_counter() - self._started)
         return logits
 
+    def _next(self, sequence: ModelSequence, token: int) -> Logits:
+        """Take a new id in: by launches where the engine decodes so."""
+        decoding = self._engine.decoding
+        if decoding is None or not decoding.takes(sequence):
+            return self._take(sequence, [token])
+        logits = decoding.step(token)
+        self._note_taken(sequence, [token])
+        return logits
+
     def _take(self, sequence: ModelSequence, ids: Sequence[int]) -> NDArray[np.float32]:
         logits = self._engine.logits(sequence, ids)
+        self._note_taken(sequence, ids)
+        return logits
+
+    def _note_taken(self, sequence: ModelSequence, ids: Sequence[int]) -> None:
         if self._trail is not None:
             self._trail.took(ids)
             if sequence.position % self._engine.chunk == 0:
                 self._trail.keep()
-        return logits
 
     def _keep(self) -> None:
         if self._trail is not None:
             self._trail.keep()
 
-    def _chosen(self, logits: NDArray[np.float32], position: int) -> Choice:
+    def _chosen(self, logits: Logits, position: int) -> Choice:
         request, rules = self._request, self._request.rules
+        if not isinstance(logits, np.ndarray):
+            greedy = request.sampling.temperature == 0 and rules is None
+            if greedy and not request.logprobs:
+                return Choice(logits.likeliest())
+            logits = logits.values()
         choice = choose(
             logits,
             position,

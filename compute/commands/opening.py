@@ -68,12 +68,12 @@ def _load(
     daemon: DaemonInUse,
     stack: contextlib.ExitStack,
 ) -> Engine:
+    from compute.assembly import make_engine
     from compute.connecting import connect_engine
-    from compute.experts.miss_client import MissClient, Waiting
-    from compute.load import expert_shapes, find_context, load_model
-    from compute.session import Engine
+    from compute.experts.miss_client import Waiting
+    from compute.load import find_context, load_model
 
-    context = find_context(checkpoint, config)
+    find_context(checkpoint, config)  # refused before anything is loaded
     model = load_model(checkpoint, config)
     client = stack.enter_context(
         connect_engine(daemon.runtime_dir, checkpoint, config.daemon_wait_s, daemon.tend)
@@ -81,5 +81,4 @@ def _load(
     waiting = Waiting(
         daemon_wait_s=config.daemon_wait_s, tend=daemon.tend, attached=daemon.attached
     )
-    source = MissClient(client, expert_shapes(checkpoint), waiting, model.device)
-    return Engine(model, source, context=context, chunk=config.chunk)
+    return make_engine(checkpoint, config, model, client, waiting)

@@ -49,7 +49,7 @@ class ExpertViews:
         self._shapes = shapes
         self._device = device if device is not None and device.type != "cpu" else None
         self._layout = layout
-        self._slots = _slots_tensor(arena)
+        self._slots = slots_tensor(arena)
         self._made: list[tuple[PieceShapes, ExpertMatrices] | None] = [None] * layout.n_slots_max
 
     @property
@@ -61,10 +61,10 @@ class ExpertViews:
         """Return the matrices that stand in `slot` now, which holds an expert of `layer`."""
         shapes = self._shapes[layer]
         if self._device is not None:
-            return _pieces(self._bytes(slot).to(self._device), shapes)
+            return pieces_of(self._bytes(slot).to(self._device), shapes)
         made = self._made[slot]
         if made is None or made[0] is not shapes:
-            made = self._made[slot] = (shapes, _pieces(self._bytes(slot), shapes))
+            made = self._made[slot] = (shapes, pieces_of(self._bytes(slot), shapes))
         return made[1]
 
     def _bytes(self, slot: int) -> Tensor:
@@ -84,15 +84,16 @@ def _check(arena_bytes: tuple[int, ...], shapes: Sequence[PieceShapes]) -> None:
             )
 
 
-def _pieces(slot: Tensor, shapes: PieceShapes) -> ExpertMatrices:
+def pieces_of(slot: Tensor, shapes: PieceShapes) -> ExpertMatrices:
+    """Return the matrices whose bytes stand in a slot [slot_bytes] u8."""
     pieces = zip(shapes.offsets, shapes.shapes, strict=True)
     return ExpertMatrices(
         *(slot[offset : offset + out * row].view(out, row) for offset, (out, row) in pieces)
     )
 
 
-def _slots_tensor(arena: ArenaView) -> Tensor:
-    """The bytes of all slots as one u8 tensor over the mapping."""
+def slots_tensor(arena: ArenaView) -> Tensor:
+    """Return the bytes of all slots as one u8 tensor over the mapping."""
     layout = arena.layout
     with warnings.catch_warnings():
         # The mapping is read-only on purpose, and nothing here writes to the tensor.

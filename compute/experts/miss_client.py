@@ -26,7 +26,7 @@ from compute.model.sources import ExpertMatrices
 from protocol.errors import DaemonBusy, DaemonLost, HeadraceError, ProtocolError, ShardError
 from protocol.wire.client import ExpertClient
 from protocol.wire.expert_stream import ExpertStream
-from protocol.wire.messages import Drop
+from protocol.wire.messages import Added, Drop
 from protocol.wire.reader_calls import SHARD_CODES
 
 from .arena_view import ExpertViews, PieceShapes
@@ -40,6 +40,7 @@ _LOG = logging.getLogger("headrace.compute")
 _IDLE_ACK_S = 0.04  # the daemon counts on an Ack within 50 ms
 _RETRY_S = 0.02
 _HELLO_MS = 250  # short, so that a child that died is soon seen
+Hints = Sequence[tuple[int, int]]  # keys that may be wanted later in the step
 STREAM_WINDOW = 16  # experts that are read ahead of the one that is computed
 
 
@@ -198,14 +199,23 @@ class MissClient:
                 slots = self._fetch(layer, tuple(group))
         return slots
 
-    def _fetch(self, layer: int, group: tuple[int, ...]) -> list[int]:
+    def busy_slots(self) -> Sequence[int]:
+        """Arena slots that an unfinished copy reads: none where the device is synchronous."""
+        return ()
+
+    def _fetch(self, layer: int, group: tuple[int, ...], hints: Hints = ()) -> list[int]:
         """Slots of `group` after one answered request, or after a lost daemon's whole table."""
         while True:
             self.check_cancelled()
             answer = None
             try:
                 answer = self.client.miss(
-                    layer, group, step=self._step, give_up=self.waiting.cancelled
+                    layer,
+                    group,
+                    busy=self.busy_slots(),
+                    step=self._step,
+                    hints=hints,
+                    give_up=self.waiting.cancelled,
                 )
             except DaemonLost as lost:
                 self._recover(lost)
@@ -295,13 +305,14 @@ class MissClient:
     def take_changes(self) -> None:
         """Apply the daemon's retirements, do what a resize asks for, acknowledge both.
 
-        Only where nothing reads the arena. On the CPU slots need no registering.
+        Only where nothing reads the arena.
 
         Raises DaemonLost.
         """
         for changes in self.client.changes():
             self._apply(changes.from_version, changes.to_version, changes.changes)
         for resized in self.client.memory_changes():
+            self._resized(resized)
             if isinstance(resized, Drop):
                 self.client.dropped(resized)
             else:
@@ -310,6 +321,9 @@ class MissClient:
         if self._table.version != self._acked:
             self.client.ack(self._table.version)
             self._acked = self._table.version
+
+    def _resized(self, resized: Drop | Added) -> None:
+        """Nothing: on the CPU slots need no registering."""
 
     @contextmanager
     def idle(self) -> Iterator[None]:

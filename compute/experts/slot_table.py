@@ -21,6 +21,7 @@ class SlotTable:
     def __init__(self) -> None:
         self.slots: list[list[int]] = []
         self.version = -1
+        self._changed: set[tuple[int, int]] | None = None  # None: any key may have
 
     def reset(self, welcome: Welcome) -> None:
         """Take the whole table that the daemon sent."""
@@ -32,11 +33,13 @@ class SlotTable:
             raise ProtocolError(f"table names a slot outside 0 .. {welcome.n_slots - 1}")
         self.slots = table.reshape(shape).tolist()
         self.version = welcome.version
+        self._changed = None
 
     def clear(self) -> None:
         """Forget every entry: until the next `reset` the arena counts as empty."""
         self.slots = [[-1] * len(row) for row in self.slots]
         self.version = -1
+        self._changed = None
 
     def apply(self, from_version: int, to_version: int, changes: Iterable[Change]) -> bool:
         """Apply the final state of every key changed after `from_version`.
@@ -49,5 +52,12 @@ class SlotTable:
         if to_version > self.version:
             for layer, expert, slot in changes:
                 self.slots[layer][expert] = slot
+                if self._changed is not None:
+                    self._changed.add((layer, expert))
             self.version = to_version
         return True
+
+    def take_changed(self) -> set[tuple[int, int]] | None:
+        """Return the keys changed since the last call; None where any may have."""
+        changed, self._changed = self._changed, set()
+        return changed

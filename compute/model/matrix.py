@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from kernels.formats import FORMATS, fp8
-from kernels.gemv import MAX_ROWS, gemv
 from kernels.reference import linear as reference
 
+MAX_ROWS = 8  # that the kernels for a few rows take
 FP8 = "F8_E4M3"
 BF16 = "BF16"
 
@@ -53,6 +53,8 @@ class StoredMatrix:
     def row_product(self, x: Tensor) -> Tensor:
         """Return x . matrix^T [M, n] f32 of at most MAX_ROWS rows x [M, groups * k] f32."""
         if self.format in {FP8, BF16}:
+            from kernels.gemv import gemv  # noqa: PLC0415  Triton takes long to import
+
             return gemv(x, self.values, self.scales, groups=self.groups)
         weight = self.dequantised(torch.float32).view(self.groups, -1, self.k)
         rows = x.view(x.shape[0], self.groups, self.k).transpose(0, 1)

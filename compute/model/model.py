@@ -58,15 +58,15 @@ class Model:
         self.numerics = numerics or Numerics.of(precision)
         self.hash = EngramHash(config, token_map)
         self.embed = weights.embed
-        plain = RotaryTable(plain_frequencies(config), self.device)
-        yarn = RotaryTable(yarn_frequencies(config), self.device)
+        self.plain_turns = RotaryTable(plain_frequencies(config), self.device)
+        self.yarn_turns = RotaryTable(yarn_frequencies(config), self.device)
         self.blocks = [
             Block(
                 config,
                 layer,
                 layer_weights,
                 self.numerics,
-                yarn if config.ratio(layer) else plain,
+                self.yarn_turns if config.ratio(layer) else self.plain_turns,
                 vendor_decode_defect=vendor_decode_defect,
             )
             for layer, layer_weights in enumerate(weights.layers)

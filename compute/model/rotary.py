@@ -51,6 +51,10 @@ class RotaryTable:
             self._turns = self._compute(max(end, 2 * len(self._turns)))
         return self._turns[first:end:step]
 
+    def table(self, n: int) -> Tensor:
+        """Return (cos, sin) [n, r / 2, 2] f32 of positions 0 to n - 1."""
+        return torch.view_as_real(self.turns(0, n).contiguous())
+
     def _compute(self, n: int) -> Tensor:
         # Angles are f32 products; sine and cosine of them are taken in f64 and rounded once.
         angles = torch.outer(torch.arange(n, dtype=torch.float32), self._frequencies).double()

@@ -75,3 +75,14 @@ class Sequence:
         self.last_ids: NDArray[np.int64] = np.full(config.engram_max_ngram - 1, DEAD, np.int64)
         # Only for the vendor's decode defect: the source whose keys were published last.
         self.published_keys: int | None = None
+
+    def reset(self) -> None:
+        """Be empty again, in the same memory."""
+        self.position = 0
+        for tensor in (*self.windows, *self.rows.values(), *self.keys.values()):
+            tensor.zero_()
+        for group in self.open_groups.values():
+            group.kv.zero_()
+            group.scores.fill_(-torch.inf)
+        self.last_ids = np.full_like(self.last_ids, DEAD)
+        self.published_keys = None

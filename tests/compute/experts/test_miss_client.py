@@ -151,12 +151,16 @@ class FakeDaemon:
         experts: tuple[int, ...],
         *,
         step: int,
+        busy: tuple[int, ...] = (),
+        hints: tuple[tuple[int, int], ...] = (),
         give_up: Callable[[], bool] = lambda: False,
     ) -> SlotChanges:
         self._fails("miss")
         self.while_waiting()
         assert list(experts) == sorted(set(experts))
         assert len(experts) <= MAX_EXPERTS
+        assert not busy
+        assert not hints
         self.log.append(("miss", layer, experts, self.applied))
         applied, n_read = self.applied, 0
         for expert in experts:

@@ -1,0 +1,103 @@
+"""The engine from its parts: where its experts lie and how its tokens are launched."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import torch
+
+from protocol.errors import ConfigError
+from protocol.files.checkpoint import Checkpoint
+from protocol.files.slice_map import FP4
+from protocol.wire.client import ExpertClient
+
+from .config import ComputeConfig
+from .experts.miss_client import MissClient, Waiting
+from .load import expert_shapes, find_context
+from .model.model import Model
+from .prefix.cache import PrefixCache
+from .session import Engine
+
+_LOG = logging.getLogger("headrace.compute")
+_KEPT_FREE = 3 << 30  # bytes of device memory for chunks, graphs and the libraries' own use
+
+
+def make_engine(
+    checkpoint: Checkpoint,
+    config: ComputeConfig,
+    model: Model,
+    client: ExpertClient,
+    waiting: Waiting,
+    prefixes: PrefixCache | None = None,
+) -> Engine:
+    """Return the engine for a connected client. Raises ConfigError."""
+    context, mode = find_context(checkpoint, config), find_mode(checkpoint, config, model)
+    if mode == "plain":
+        source = MissClient(client, expert_shapes(checkpoint), waiting, model.device)
+        return Engine(model, source, context=context, chunk=config.chunk, prefixes=prefixes)
+    # Triton takes long to import, and torch's operators do without it.
+    from .experts.device_experts import DeviceExperts  # noqa: PLC0415
+    from .experts.tiers import ExpertTiers  # noqa: PLC0415
+    from .graph.decoding import Decoding, GraphSettings  # noqa: PLC0415
+
+    settings = GraphSettings(
+        mode,
+        config.segments,
+        log=_to_stderr if config.graph_log else None,
+        trace=_to_stderr if config.trace_hash else None,
+    )
+    layouts = checkpoint.slice_map.layouts
+    slot_bytes = max(layout.image.slot_bytes for layout in layouts)
+    places = ExpertTiers(
+        expert_shapes(checkpoint),
+        [layout.formats for layout in layouts],
+        checkpoint.config.n_experts,
+        slot_bytes,
+        min(find_device_cache(config, model.device) // slot_bytes, checkpoint.config.n_keys),
+        model.device,
+    )
+    experts = DeviceExperts(client, expert_shapes(checkpoint), places, waiting)
+    decoding = Decoding(model, experts, context, settings)
+    return Engine(
+        model, experts, context=context, chunk=config.chunk, prefixes=prefixes, decoding=decoding
+    )
+
+
+def find_mode(checkpoint: Checkpoint, config: ComputeConfig, model: Model) -> str:
+    """Return how tokens are launched: "plain" for torch's operators, else a mode of the runner.
+
+    Raises ConfigError where a mode was asked for that the model cannot have.
+    """
+    asked = config.graph
+    if asked == "plain" or (asked == "auto" and model.device.type != "cuda"):
+        return "plain"
+    from .graph.decode_step import supports  # noqa: PLC0415  as above
+
+    reason = supports(model)
+    kinds = {kind for layout in checkpoint.slice_map.layouts for kind in layout.formats}
+    if kinds != {FP4}:
+        reason = f"experts are stored as {', '.join(sorted(kinds))}"
+    if config.vendor_decode_defect:
+        reason = "the vendor's decode defect is reproduced"
+    if not reason:
+        return "segment" if asked == "auto" else asked
+    if asked != "auto":
+        raise ConfigError(f"--graph {asked}: {reason}")
+    _LOG.warning("tokens go by torch's operators, slowly: %s", reason)
+    return "plain"
+
+
+def find_device_cache(config: ComputeConfig, device: torch.device) -> int:
+    """Return the device cache's bytes: what was said, else what a discrete GPU has left."""
+    if config.device_cache is not None:
+        return config.device_cache
+    if device.type != "cuda" or torch.cuda.get_device_properties(device).is_integrated:
+        return 0
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(0, free - _KEPT_FREE)
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,89 @@
+"""The decoding of one engine: one sequence's memory, reused, and the runner on it.
+
+Owns the sequence that launches write to, so that what graphs bake in stays where it is from one
+request to the next. Used by the engine's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compute.experts.device_experts import DeviceExperts
+from compute.model.model import Model
+from compute.model.sequence import Sequence
+
+from .hashes import Tracer
+from .recording import GraphCounters
+from .runner import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSettings:
+    """How tokens are launched."""
+
+    mode: str  # one of runner.MODES
+    boundaries: str = "auto"  # one of segments.KINDS
+    log: Callable[[str], None] | None = None  # takes running counts and a line a miss
+    trace: Callable[[str], None] | None = None  # takes the hashes of every segment
+
+
+class Decoding:
+    """Decodes single tokens of the engine's sequence by launches."""
+
+    def __init__(
+        self, model: Model, experts: DeviceExperts, context: int, settings: GraphSettings
+    ) -> None:
+        self._sequence = Sequence(model.config, context, model.device, model.precision)
+        tracer = None if settings.trace is None else Tracer(settings.trace)
+        self._runner = Runner(
+            model,
+            self._sequence,
+            experts,
+            mode=settings.mode,
+            boundaries=settings.boundaries,
+            tracer=tracer,
+            log=settings.log,
+        )
+
+    @property
+    def counters(self) -> GraphCounters:
+        """How often graphs were replayed, and what else."""
+        return self._runner.counters
+
+    def new_sequence(self) -> Sequence:
+        """Return the sequence, empty; who had it before has it no more."""
+        self._runner.finish()
+        self._sequence.reset()
+        return self._sequence
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Whether the sequence's tokens go by launches."""
+        return sequence is self._sequence
+
+    def step(self, token: int) -> NextLogits:
+        """Take a token into the sequence. Raises as Runner.step does."""
+        self._runner.step(token)
+        return NextLogits(self._runner)
+
+    def finish(self) -> None:
+        """End a request."""
+        self._runner.finish()
+
+
+class NextLogits:
+    """What the last step left on the device; valid until the next."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def likeliest(self) -> int:
+        """Return the id of the largest logit. Raises ShardError on a NaN."""
+        return self._runner.likeliest()
+
+    def values(self) -> NDArray[np.float32]:
+        """Return the logits [vocab] f32."""
+        return self._runner.logits()

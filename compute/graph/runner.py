@@ -1,0 +1,221 @@
+"""Decodes one token after the other by segments, and repairs what a missing expert spoiled.
+
+A segment is launched whole. Its layers' headers come back by one read; the first layer with an
+absent pick is fetched for, runs again from its experts on, and so do the layers after it, up to the
+segment's end; then the headers are read again. A layer without a flag never runs again, so each
+request is progress. Invariants: the host waits for headers alone; while a request for experts is
+open nothing runs on the device; results are those of the same launches without any miss.
+Source: DESIGN.md, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from compute.experts.device_experts import DeviceExperts
+from compute.model.model import Model
+from compute.model.sequence import Sequence
+from protocol.errors import ConfigError, ShardError
+
+from .decode_step import DecodeStep
+from .hashes import Tracer
+from .headers import Headers
+from .recording import GraphCounters, Recorder
+from .row_feed import RowFeed
+from .segments import Boundaries, MissRate, Segment, flagged
+
+_MOST_HINTS = 64
+_LOG_STEPS = 32  # between two lines of counts
+MODES = ("eager", "layer", "segment", "oracle")
+
+
+class Runner:
+    """`step` takes one token into the sequence; then `logits` and `likeliest` are there.
+
+    mode        eager: kernel after kernel; layer: a graph for each part of a layer; segment: graphs
+                that span layers; oracle: segments, each compared with its eager run bit by bit
+    boundaries  kind of the segments' boundaries
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sequence: Sequence,
+        experts: DeviceExperts,
+        *,
+        mode: str = "segment",
+        boundaries: str = "auto",
+        tracer: Tracer | None = None,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        config = self._config = model.config
+        self.mode = mode
+        self.counters = GraphCounters()
+        self._model = model
+        self._experts = experts
+        self._step = DecodeStep(model, sequence, experts.places)
+        self._recorder = Recorder(model.device, self.counters)
+        self._boundaries = Boundaries.of(config, boundaries)
+        self._rate = MissRate(self._boundaries)
+        self._headers = Headers(self._step.buffers.headers, config.n_experts)
+        self._rows = RowFeed(model.hash, experts, self._step.engram)
+        self._tracer = tracer
+        self._log = log
+        pinned = model.device.type == "cuda"
+        self._inputs = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
+        self._likeliest = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
+        self._n_misses = self._steps = 0
+        self._uncommitted: tuple[NDArray[np.int64], int] | None = None
+
+    @property
+    def sequence(self) -> Sequence:
+        """The sequence whose state the launches use."""
+        return self._step.sequence
+
+    def logits(self) -> NDArray[np.float32]:
+        """Return the logits [vocab] f32 of the last step."""
+        row: NDArray[np.float32] = self._step.buffers.logits[0].cpu().numpy()
+        return row
+
+    def likeliest(self) -> int:
+        """Return the id of the last step's largest logit. Raises ShardError on a NaN."""
+        token, is_nan = self._likeliest.tolist()
+        if is_nan:
+            raise ShardError(
+                f"position {self.sequence.position}: the logit of id {token} is NaN; "
+                "check the weights"
+            )
+        return int(token)
+
+    @torch.inference_mode()
+    def step(self, token: int) -> None:
+        """Take the token in. Raises ConfigError before anything, else what the experts raise."""
+        sequence, step = self.sequence, self._step
+        self._check(token)
+        self._experts.begin_step()
+        self._rows.ask(sequence, token)
+        self._inputs[0], self._inputs[1] = token, sequence.position
+        step.buffers.inputs.copy_(self._inputs, non_blocking=True)
+        step.extend_reach(sequence.position)
+        self._recorder.check((*step.pointers(), self._experts.places.addresses.data_ptr()))
+        self._n_misses = n_flagged = 0
+        for segment in self._segments():
+            n_flagged += self._run_segment(segment)
+        self._rate.note(n_flagged)
+        if self._log is not None and self._steps % _LOG_STEPS == 0:
+            self._log(self.counters.line())
+        self._steps += 1
+        sequence.position += 1
+        self._uncommitted = (self._headers.all_picks(), self._n_misses)
+        self._commit()
+
+    def finish(self) -> None:
+        """End a request: nothing of it is left to be said."""
+        self._commit()
+        self._step.begin()
+
+    # parts of a step
+
+    def _segments(self) -> list[Segment]:
+        if self.mode in {"eager", "layer"}:
+            return self._boundaries.segments(1)
+        return self._boundaries.segments(self._rate.length())
+
+    def _run_segment(self, segment: Segment) -> int:
+        """Launch a segment and whatever its misses ask for; return its flagged layers."""
+        first, end = segment
+        if any(first <= layer < end for layer in self._config.engram_layers):
+            self._rows.hand_over()
+        self._experts.settle()
+        self._launch(("layers", first, end), partial(self._whole, first, end))
+        layer, n_flagged = self._first_flagged(first, end), 0
+        while layer >= 0:
+            n_flagged += 1
+            self._repair(layer, end)
+            again = self._first_flagged(layer, end)
+            if again == layer:
+                raise ShardError(f"layer {layer}: a pick is absent after it was fetched")
+            layer = again
+        if self.mode == "oracle":
+            self._compare(first, end)
+        if self._tracer is not None:
+            self._tracer.segment(self.sequence.position, first, end, self._step.buffers)
+        return n_flagged
+
+    def _whole(self, first: int, end: int) -> None:
+        step = self._step
+        if first == 0:
+            step.embed()
+        step.layers(first, end)
+        if end == self._config.n_layers:
+            step.head()
+
+    def _repair(self, layer: int, end: int) -> None:
+        """Fetch what a layer misses and run from its experts to the segment's end."""
+        absent = self._headers.absent(layer)
+        self._n_misses += len(absent)
+        self.counters.misses += 1
+        if self._log is not None:
+            where = f"position {self.sequence.position} layer {layer}, segment to {end - 1}"
+            self._log(f"miss: {where}: experts {', '.join(map(str, absent))}")
+        hints = [
+            (later, expert)
+            for later in range(layer + 1, end)
+            for expert in self._headers.absent(later)
+        ]
+        self._experts.fetch(layer, self._headers.picks(layer), hints[:_MOST_HINTS])
+        step = self._step
+        self._launch(("experts", layer), partial(step.experts, layer))
+        for later in range(layer + 1, end):
+            self._launch(("layer", later), partial(step.layers, later, later + 1))
+        if end == self._config.n_layers:
+            self._launch(("head",), step.head)
+
+    def _launch(self, key: tuple[Any, ...], launch: Callable[[], None]) -> None:
+        if self.mode == "eager":
+            self.counters.eager += 1
+            launch()
+        else:
+            self._recorder.run((*key, self._step.reach), launch)
+
+    def _first_flagged(self, first: int, end: int) -> int:
+        """Wait for the headers of layers first to end - 1; the first with an absent pick, or -1."""
+        self._headers.read(first, end)
+        if end == self._config.n_layers:
+            self._likeliest.copy_(self._step.buffers.likeliest, non_blocking=True)
+        if self._model.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        return flagged(self._headers.n_absent(first, end), first)
+
+    def _commit(self) -> None:
+        if self._uncommitted is not None:
+            picks, n_misses = self._uncommitted
+            self._uncommitted = None
+            self._experts.commit(picks, n_misses)
+
+    def _compare(self, first: int, end: int) -> None:
+        """Run the segment once more eagerly; raise ShardError where a bit differs."""
+        step = self._step
+        replayed = step.snapshot(first, end)
+        self._whole(first, end)
+        found = step.first_difference(replayed, step.snapshot(first, end))
+        if found:
+            raise ShardError(
+                f"position {self.sequence.position}: graph and eager launches differ: {found}"
+            )
+
+    def _check(self, token: int) -> None:
+        sequence = self.sequence
+        if sequence.position >= sequence.context:
+            raise ConfigError(f"the context of {sequence.context} tokens is full")
+        if not 0 <= token < self._config.vocab_size:
+            raise ConfigError(
+                f"token id {token} at position {sequence.position}: the vocabulary has "
+                f"{self._config.vocab_size} ids"
+            )

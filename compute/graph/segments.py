@@ -1,0 +1,95 @@
+"""Which layers one graph spans: a choice between waits for headers and work thrown away.
+
+Pure. Boundaries that the host needs are fixed; between them segments are of one length, chosen by
+the recent rate of misses. Source: DESIGN.md, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.files.model_config import ModelConfig
+
+Segment = tuple[int, int]  # layers first to end - 1
+
+KINDS = ("auto", "whole", "source-layers")
+LENGTHS = (1, 2, 4, 8, 16)  # and the whole rest
+# A wait for headers costs about as much as so many layers; only the ratio matters.
+WAIT_LAYERS = 0.15
+_KEPT = 0.98  # of the old rate at each step
+
+
+@dataclass(frozen=True, slots=True)
+class Boundaries:
+    """Where segments end at the latest."""
+
+    n_layers: int
+    fixed: tuple[int, ...]  # layers that begin a segment, ascending, the first is 0
+    cuts_between: bool  # whether segments may be shorter than what is between them
+
+    @classmethod
+    def of(cls, config: ModelConfig, kind: str) -> Boundaries:
+        """Return the boundaries of a kind.
+
+        auto           one before the first Engram layer, whose rows come while the others run
+        whole          none: the rows are waited for before the step begins
+        source-layers  one before each index source too, none between
+        """
+        fixed = {0}
+        if kind != "whole" and config.engram_layers:
+            fixed.add(min(config.engram_layers))
+        if kind == "source-layers":
+            fixed |= set(config.index_source_layers)
+        return cls(config.n_layers, tuple(sorted(fixed)), kind == "auto")
+
+    def segments(self, length: int) -> list[Segment]:
+        """Cut the layers: at the fixed ones, and between them into `length` layers each."""
+        found: list[Segment] = []
+        for first, end in zip(self.fixed, (*self.fixed[1:], self.n_layers), strict=True):
+            step = length if self.cuts_between else end - first
+            found += [(at, min(at + step, end)) for at in range(first, end, step)]
+        return found
+
+
+class MissRate:
+    """The recent share of layers with a miss, and the segment length that suits it."""
+
+    def __init__(self, boundaries: Boundaries) -> None:
+        self._boundaries = boundaries
+        self._rate = 0.0
+        self._lengths = sorted({*LENGTHS, boundaries.n_layers})
+
+    @property
+    def rate(self) -> float:
+        """Layers with a miss, of all layers, decaying over some fifty steps."""
+        return self._rate
+
+    def note(self, n_flagged: int) -> None:
+        """Count a step's layers that missed."""
+        share = n_flagged / self._boundaries.n_layers
+        self._rate = _KEPT * self._rate + (1 - _KEPT) * share
+
+    def length(self) -> int:
+        """Return the length with the least expected cost, the longer one among equals."""
+        return min(reversed(self._lengths), key=self.cost)
+
+    def cost(self, length: int) -> float:
+        """Return the expected work of a step in layers: its own, what is repeated, the waits."""
+        segments = self._boundaries.segments(length)
+        waits = WAIT_LAYERS * len(segments)
+        repeated = sum(_repeated(end - first, self._rate) for first, end in segments)
+        return waits + repeated
+
+
+def _repeated(n: int, rate: float) -> float:
+    """Layers that run again in a segment of n: after each miss all later ones, and a wait."""
+    return sum(rate * (n - layer - 1 + 0.5 + WAIT_LAYERS) for layer in range(n))
+
+
+def flagged(n_absent: Sequence[int], first: int) -> int:
+    """Return the first layer with an absent pick, -1 for none; `n_absent` begins at `first`."""
+    for place, n in enumerate(n_absent):
+        if n:
+            return first + place
+    return -1

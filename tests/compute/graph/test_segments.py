@@ -1,0 +1,54 @@
+"""Where segments end, and how their length follows the misses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from compute.graph.segments import KINDS, Boundaries, MissRate, flagged
+from protocol.files.checkpoint import open_checkpoint, resolve_model
+
+CONFIG = open_checkpoint(resolve_model("demo")).config
+
+
+def test_the_rows_come_while_the_layers_before_the_engram_run() -> None:
+    assert Boundaries.of(CONFIG, "auto").segments(8) == [(0, 1), (1, 8)]
+    assert Boundaries.of(CONFIG, "auto").segments(3) == [(0, 1), (1, 4), (4, 7), (7, 8)]
+
+
+def test_a_whole_step_is_one_segment_whatever_the_length() -> None:
+    assert Boundaries.of(CONFIG, "whole").segments(2) == [(0, 8)]
+
+
+def test_source_layers_begin_segments() -> None:
+    found = Boundaries.of(CONFIG, "source-layers").segments(1)
+    assert found == [(0, 1), (1, 2), (2, 5), (5, 7), (7, 8)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 40])
+def test_segments_cover_every_layer_once(kind: str, length: int) -> None:
+    config = replace(CONFIG, engram_layers=())
+    for boundaries in (Boundaries.of(CONFIG, kind), Boundaries.of(config, kind)):
+        layers = [n for first, end in boundaries.segments(length) for n in range(first, end)]
+        assert layers == list(range(8))
+
+
+def test_segments_are_long_without_misses_and_short_with_many() -> None:
+    rate = MissRate(Boundaries(40, (0, 1), True))
+    assert rate.length() == 40
+    lengths = []
+    for _ in range(200):
+        rate.note(20)
+        lengths.append(rate.length())
+    assert lengths[-1] == 1
+    assert lengths == sorted(lengths, reverse=True)
+    for _ in range(600):
+        rate.note(0)
+    assert rate.length() == 40
+
+
+def test_the_first_flag_is_found() -> None:
+    assert flagged([0, 0, 2, 1], 5) == 7
+    assert flagged([0, 0], 5) == -1

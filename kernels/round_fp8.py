@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .bf16_bits import round_to_bf16
 from .device import runs_kernels
 from .reference import round_fp8 as reference
 
@@ -40,18 +41,23 @@ def round_groups_to_fp8(v):
 
 
 @triton.jit
-def _round_fp8_kernel(x, out, n_groups, GROUPS: tl.constexpr):
+def _round_fp8_kernel(x, out, n_groups, GROUPS: tl.constexpr, BF16: tl.constexpr):
     group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     at = group.to(tl.int64)[:, None] * 32 + tl.arange(0, 32)[None, :]
     inside = (group < n_groups)[:, None]
     v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if BF16:
+        v = round_to_bf16(v)
     tl.store(out + at, round_groups_to_fp8(v), mask=inside)
 
 
-def round_fp8(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+def round_fp8(
+    x: Tensor, *, dtype: torch.dtype | None = None, out: Tensor | None = None
+) -> Tensor:
     """Round groups of 32 channels to E4M3 with a power-of-two scale, and scale back.
 
     x        [T, k] bf16 or f32, contiguous, k a multiple of 32
+    dtype    what x is rounded to before: bf16 or f32; None: it is taken as it is
     returns  [T, k] f32, each value exact in bf16, in `out` where given
 
     Raises ValueError on a shape or dtype that differs. Bits equal `reference.round_fp8`.
@@ -66,9 +72,11 @@ def round_fp8(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     if out.dtype != torch.float32 or out.shape != x.shape or not out.is_contiguous():
         raise ValueError(f"round_fp8: out is {out.dtype} {tuple(out.shape)}, wanted f32 like x")
     if not runs_kernels(x):
-        return out.copy_(reference.round_fp8(x))
+        return out.copy_(reference.round_fp8(x.to(dtype or x.dtype)))
     n_groups = x.numel() // GROUP
     if n_groups:
         grid = (triton.cdiv(n_groups, _GROUPS_A_PROGRAM),)
-        _round_fp8_kernel[grid](x, out, n_groups, GROUPS=_GROUPS_A_PROGRAM, num_warps=2)
+        _round_fp8_kernel[grid](
+            x, out, n_groups, GROUPS=_GROUPS_A_PROGRAM, BF16=dtype == torch.bfloat16, num_warps=2
+        )
     return out

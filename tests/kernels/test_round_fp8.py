@@ -44,6 +44,14 @@ def test_every_tie_and_every_step_of_the_grid_rounds_as_the_reference(device: st
     assert same_bits(round_fp8(x.to(device)), reference.round_fp8(x))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_values_are_rounded_to_bf16_before_where_that_is_said(device: str) -> None:
+    x = torch.randn(3, 96, generator=torch.Generator().manual_seed(3))
+    out = torch.full_like(x, float("nan")).to(device)
+    round_fp8(x.to(device), dtype=torch.bfloat16, out=out)
+    assert same_bits(out, reference.round_fp8(x.bfloat16()))
+
+
 @pytest.mark.gpu
 def test_what_is_no_number_comes_out_as_in_the_reference() -> None:
     x = torch.randn(4, 64)

@@ -11,7 +11,7 @@ from protocol.errors import ConfigError
 from protocol.files.checkpoint import Checkpoint
 from protocol.files.model_config import ModelConfig
 from protocol.files.pack_directory import layer_ranges
-from protocol.files.slice_map import PIECES, ExpertLayout
+from protocol.files.slice_map import FP4, PIECES, ExpertLayout
 from protocol.files.tensor_table import dense_tensors
 
 from .machine_memory import MachineMemory
@@ -84,7 +84,8 @@ def bytes_by_kind(checkpoint: Checkpoint) -> dict[str, int]:
         kinds[kind] += checkpoint.tensors[name].n_bytes
     # A pack's experts are records, no tensors.
     kinds["expert"] = checkpoint.config.n_experts * sum(
-        layout.image.expert_bytes for layout in checkpoint.slice_map.layouts
+        layout.image.expert_bytes * checkpoint.slice_map.n_copies(layer)
+        for layer, layout in enumerate(checkpoint.slice_map.layouts)
     )
     data_bytes = sum(kinds.values())
     kinds["headers"] = sum(shard.n_bytes for shard in checkpoint.shards) - data_bytes
@@ -108,7 +109,8 @@ def formats(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Return the experts' formats with the layers that have them."""
     layers: dict[ExpertLayout, list[int]] = {}
     for layer, layout in enumerate(checkpoint.slice_map.layouts):
-        layers.setdefault(layout, []).append(layer)
+        if checkpoint.slice_map.n_copies(layer):
+            layers.setdefault(layout, []).append(layer)
     return [
         {
             "format": layout.format,
@@ -121,10 +123,24 @@ def formats(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 
 
 def packs(checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    """Return what `headrace pack` would give for each of its formats, or why it would not."""
-    from .pack.plan import TARGETS, target_layout
+    """Return what `headrace pack` would give for each of its formats, or why it would not.
+
+    The first row, of a source in other formats than fp4, is what it gives without `--experts`.
+    """
+    from .pack.plan import SOURCE_FORMATS, TARGETS, target_layout
 
     rows: list[dict[str, Any]] = []
+    own = checkpoint.slice_map.layouts
+    if any(layout.format != FP4 for layout in own):
+        rows.append(
+            {
+                "experts": SOURCE_FORMATS,
+                "format": ", ".join(dict.fromkeys(layout.format for layout in own)),
+                "record_bytes": checkpoint.slice_map.image.slot_bytes,
+                "bytes": checkpoint.config.n_experts * sum(one.image.slot_bytes for one in own),
+                "same_bytes": True,
+            }
+        )
     for name in TARGETS:
         try:
             layout = target_layout(checkpoint.config, name, 0)
@@ -138,7 +154,7 @@ def packs(checkpoint: Checkpoint) -> list[dict[str, Any]]:
                 "format": layout.format,
                 "record_bytes": record_bytes,
                 "bytes": checkpoint.config.n_keys * record_bytes,
-                "same_bytes": all(layout == own for own in checkpoint.slice_map.layouts),
+                "same_bytes": all(layout == one for one in own),
             }
         )
     return rows

@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     from .checkpoint_facts import checkpoint_facts
     from .machine_memory import machine_memory
 
-    facts = checkpoint_facts(open_checkpoint(resolve_model(args.model)), machine_memory())
+    checkpoint = open_checkpoint(resolve_model(args.model), incomplete=True)
+    facts = checkpoint_facts(checkpoint, machine_memory())
     if args.json:
         sys.stdout.write(json.dumps(facts) + "\n")
     else:
@@ -175,7 +176,8 @@ def _packs(facts: dict[str, Any]) -> Table:
             table.add_row(row["experts"], "-", "-", row["refused"].partition(": ")[2])
             continue
         note = "the same bytes" if row["same_bytes"] else f"converted to {row['format']}"
-        table.add_row(row["experts"], f"{row['record_bytes']:,}", format_size(row["bytes"]), note)
+        name = "not given" if row["experts"] == "source" else row["experts"]
+        table.add_row(name, f"{row['record_bytes']:,}", format_size(row["bytes"]), note)
     return table
 
 

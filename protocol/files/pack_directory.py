@@ -61,6 +61,9 @@ def open_pack(directory: Path, *, incomplete: bool = False) -> PackContents:
     _check_layers(directory, manifest, config, incomplete=incomplete)
     stripes = _stripe_files(directory, manifest, config)
     mirrors, warnings = _mirror_files(directory, manifest, config)
+    if manifest.missing_layers:
+        lost = layer_ranges(manifest.missing_layers)
+        warnings = (f"incomplete: the experts of layers {lost} are missing", *warnings)
     layouts = _layouts(directory, config, stripes)
     slice_map = RecordMap(config, layouts, stripes, mirrors)
     return PackContents(

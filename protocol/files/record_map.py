@@ -61,6 +61,11 @@ class RecordMap(SliceMap):
             raise ValueError(f"layer {layer} expert {expert}: not in this share of the pack")
         return tuple(part for file in self._stripes[layer] for part in _slices(file, expert))
 
+    def n_copies(self, layer: int) -> int:
+        """Return how often a layer's experts are there: 0 in a share without, 2 with a mirror."""
+        self._check_key(layer, 0)
+        return bool(self._stripes[layer]) + (self._mirrors[layer] is not None)
+
     def mirror_slices(self, layer: int, expert: int) -> tuple[Slice, ...]:
         """Return the same record in the mirror, () where there is none."""
         self._check_key(layer, expert)

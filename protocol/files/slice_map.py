@@ -212,6 +212,11 @@ class SliceMap:
             if image.piece_bytes[number]
         )
 
+    def n_copies(self, layer: int) -> int:
+        """Return how often a layer's experts are there: 0 in a share without, 2 with a mirror."""
+        self._check_key(layer, 0)
+        return 1
+
     def mirror_slices(self, layer: int, expert: int) -> tuple[Slice, ...]:
         """Return another place of the same bytes, () where there is none."""
         self._check_key(layer, expert)

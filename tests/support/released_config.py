@@ -112,8 +112,12 @@ def released_skipped_tensors(config: ModelConfig) -> dict[str, ExpectedTensor]:
     return tensors | _draft_tensors(config) | _vision_tensors(config)
 
 
-def write_released_headers(directory: Path) -> None:
-    """Write the released model's 48 headers over sparse data; raises OSError where that fails."""
+def write_released_headers(directory: Path, *, leave_out: str = "", twice: str = "") -> None:
+    """Write the released model's 48 headers over sparse data; raises OSError where that fails.
+
+    leave_out   a tensor that no shard has
+    twice       a tensor that the last shard has too
+    """
     raw = released_config()
     config = parse_model_config(raw, "released")
     tensors = expected_tensors(config) | released_skipped_tensors(config)
@@ -121,8 +125,9 @@ def write_released_headers(directory: Path) -> None:
     weight_map: dict[str, str] = {}
     headers: dict[str, dict[str, Any]] = {}
     ends: dict[str, int] = {}
-    for name, tensor in tensors.items():
-        number = 47 if ".engram." in name else _layer_shard(name)
+    tensors.pop(leave_out, None)
+    for name, tensor in [*tensors.items(), *((twice, tensors[twice]) for _ in range(bool(twice)))]:
+        number = 47 if ".engram." in name or name in weight_map else _layer_shard(name)
         file_name = f"model-{number:05d}-of-00048.safetensors"
         begin = ends.get(file_name, 0)
         ends[file_name] = begin + dtype_bytes(tensor.dtype, tensor.shape)
@@ -131,7 +136,7 @@ def write_released_headers(directory: Path) -> None:
             "shape": list(tensor.shape),
             "data_offsets": [begin, ends[file_name]],
         }
-        weight_map[name] = file_name
+        weight_map.setdefault(name, file_name)
     for file_name, header in headers.items():
         data = json.dumps(header).encode()
         with (directory / file_name).open("wb") as file:

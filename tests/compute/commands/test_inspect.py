@@ -16,7 +16,9 @@ from compute.commands.machine_memory import Gpu, MachineMemory, machine_memory
 from expert_daemon.arena import plan
 from protocol.errors import ConfigError
 from protocol.files.checkpoint import open_checkpoint
+from tests.support.converted_gguf import convert
 from tests.support.fake_checkpoint import edit_config, write_fake_checkpoint
+from tests.support.packing import pack, run_command
 from tests.support.released_config import write_released_headers
 
 GIB = 1 << 30
@@ -68,6 +70,43 @@ def test_tables_are_printed_for_people(
     text = capsys.readouterr().out
     for words in ("Layer roles", "Bytes by kind", "6,684,672", "smallest", "This machine", "slots"):
         assert words in text
+
+
+def inspected(model: Path) -> dict[str, Any]:
+    outcome = run_command("inspect", model, "--json")
+    assert outcome.status == 0, outcome.err
+    return dict(outcome.events[-1])
+
+
+def test_a_share_of_a_pack_and_a_mirror_are_described(tmp_path: Path) -> None:
+    source = write_fake_checkpoint(tmp_path / "src", n_layers=3)
+    official = inspected(source)
+    pack(source, tmp_path / "share", "--layers", "1")
+    share = inspected(tmp_path / "share")
+    assert share["notes"][0] == "incomplete: the experts of layers 0, 2 are missing"
+    assert share["bytes_by_kind"]["expert"] * 3 == official["bytes_by_kind"]["expert"]
+    pack(source, tmp_path / "b", "--copy", "--mirror", tmp_path / "m")
+    double = inspected(tmp_path / "b")
+    assert double["bytes_by_kind"]["expert"] == 2 * official["bytes_by_kind"]["expert"]
+    assert double["kind"] == "pack"
+
+
+def test_what_pack_would_give_is_what_it_gives(tmp_path: Path) -> None:
+    source = write_fake_checkpoint(
+        tmp_path / "src", n_layers=2, n_experts=3, hidden_size=256, expert_width=256
+    )
+    gguf = convert(open_checkpoint(source), tmp_path / "m.gguf")
+    rows = {row["experts"]: row for row in inspected(gguf)["packs"]}
+    assert list(rows) == ["source", "fp4", "q2k-q3k", "q4k", "q8_0"]
+    for name, row in rows.items():
+        flags = [] if name == "source" else ["--experts", name]
+        (plan,) = pack(
+            gguf, tmp_path / name, "--dry-run", "--json", "--device", "cpu", *flags
+        ).events
+        assert plan["record_bytes"] == row["record_bytes"]
+        n_header = 4096 + 3 * 2 * 8
+        sizes = [file["bytes"] for file in plan["files"] if file["kind"] == "experts"]
+        assert sum(sizes) == row["bytes"] + 2 * n_header
 
 
 def test_the_smallest_arena_is_the_daemons_own(tmp_path: Path) -> None:

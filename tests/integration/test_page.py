@@ -135,12 +135,14 @@ def test_an_answer_can_be_stopped_and_a_talk_begun_anew(page: Browser, served: S
     served.kill("daemon")  # so that it takes its time
     _send(page, "Speak at length.")
     page.until("at('send').textContent === 'Stop'")
+    ends = (
+        "fetch('/v1/headrace/state?last=1').then(a => a.json())"
+        ".then(s => s.requests.length && s.requests[0].end === '{}')"
+    )
+    page.until(ends.format("running"))
     page.value("at('send').click()")
     page.until("at('send').textContent === 'Send'")
     assert page.value("document.querySelector('.assistant .cost').textContent") == "stopped"
-    page.until(
-        "fetch('/v1/headrace/state?last=1').then(a => a.json())"
-        ".then(s => s.requests[0].end === 'left')"
-    )
+    page.until(ends.format("left"))
     page.value("at('fresh').click()")
     assert page.value("document.querySelectorAll('.turn').length") == 0

@@ -136,8 +136,9 @@ def open_checkpoint(directory: Path, *, incomplete: bool = False) -> Checkpoint:
         return _open_pack(directory, incomplete=incomplete)
     raw = read_config_json(directory)
     config = parse_model_config(raw, str(directory / CONFIG_NAME))
-    index = load_index(directory)
-    check_tensors(directory, index.tensors, expected_tensors(config))
+    expected = expected_tensors(config)
+    index = load_index(directory, expected)
+    check_tensors(directory, index.tensors, expected)
     return Checkpoint(
         directory=directory,
         path=directory,

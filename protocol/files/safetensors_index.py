@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -28,7 +29,7 @@ from .safetensors_header import (
     parse_header,
 )
 from .strict_json import JsonError, parse_strict, read_bounded
-from .tensor_table import expert_key, tensor_label
+from .tensor_table import ExpectedTensor, expert_key, tensor_label
 
 __all__ = ["SafetensorsIndex", "Shard", "TensorEntry", "dtype_bytes", "load_index", "read_header"]
 
@@ -65,12 +66,14 @@ def read_header(path: Path) -> tuple[Shard, list[TensorEntry]]:
         os.close(descriptor)
 
 
-def load_index(directory: Path) -> SafetensorsIndex:
+def load_index(
+    directory: Path, expected: Mapping[str, ExpectedTensor] | None = None
+) -> SafetensorsIndex:
     """Return what the shards of a model directory hold.
 
     The index names the shards; without one, `model.safetensors` alone is the model. Raises
-    ShardError where files are missing or damaged, where a tensor stands twice, or where index and
-    shards differ.
+    ShardError where files are missing or damaged, where a tensor stands twice, where index and
+    shards differ, or, before a shard is opened, where the index lacks an `expected` tensor.
     """
     weight_map, total = _read_weight_map(directory)
     if weight_map is None:
@@ -78,6 +81,12 @@ def load_index(directory: Path) -> SafetensorsIndex:
             raise ShardError(f"{directory}: holds neither {INDEX_NAME} nor {SINGLE_NAME}")
         shard, entries = read_header(directory / SINGLE_NAME)
         return SafetensorsIndex((shard,), {entry.name: entry for entry in entries})
+    for name, wanted in (expected or {}).items():
+        if name not in weight_map:
+            raise ShardError(
+                f"{directory / INDEX_NAME}: {tensor_label(name)} is in no shard, "
+                f"wanted {wanted.dtype} {list(wanted.shape)}"
+            )
     placed: dict[str, list[str]] = defaultdict(list)
     for name, file_name in weight_map.items():
         placed[file_name].append(name)

@@ -162,7 +162,7 @@ class OnePreadv:
     def __init__(self, path: Path, n_bytes: int) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
         self._n_bytes = -(-n_bytes // PAGE) * PAGE
-        self._memory = aligned_buffer(self._n_bytes)
+        self._memory = aligned_buffer(self._n_bytes)  # of the pages that an arena has
         self._memory[:] = 1
         self._n_places = (os.fstat(self._descriptor).st_size - self._n_bytes) // PAGE
         self._random = np.random.default_rng(0)

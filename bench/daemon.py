@@ -7,7 +7,8 @@ under DIR, starts a daemon over it, and compares in alternating pairs:
 
 demand_read_vs_fio   bytes per second of missing experts against fio's best way of large reads
 roundtrip_vs_echo    p50 of a MissRequest that hits against a plain DEALER and ROUTER
-one_miss_vs_preadv   milliseconds of one missing expert against one thread's single preadv
+one_miss_vs_preadv   milliseconds of one missing expert against one thread's single preadv, from
+                     an aligned place into memory that has its pages
 rows_vs_fio          48,000 cold Engram rows, in 4 KiB pages a second, against fio at depth 32
 warm_vs_fio          bytes per second of filling a cold arena by Warm, against fio as above
 prefetch_demand_*    demand beside prefetch against demand alone: see bench/prefetch.py

@@ -1,7 +1,7 @@
 """How one expert's slices are cut into reads. Pure: no I/O.
 
 Slices that touch in the file are one run; runs are cut at multiples of 1 MiB of the file into at
-most 8 parts an expert (more only where its slices lie in more than 8 places), so that one missing
+most 10 parts an expert (more only where its slices lie in more than 10 places), so that one missing
 expert is read by several threads and no read is smaller than it need be. Both numbers are those of
 a ReadShape, which tuning may have found.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 CUT_BYTES = 1 << 20
-MAX_PARTS = 8
+MAX_PARTS = 10  # the released model's are of 2 MiB
 MAX_GAP_BYTES = 4096
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from queue import SimpleQueue
 
-from .direct_io import aligned_buffer
+from .direct_io import bounce_buffer
 from .source import Bytes
 
 
@@ -135,7 +135,7 @@ class ReaderThreads:
         self._workers.append(_Worker(self._run, f"reader-{self._n_begun}"))
 
     def _run(self, worker: _Worker) -> None:
-        bounce = aligned_buffer(self._bounce_bytes)
+        bounce = bounce_buffer(self._bounce_bytes)
         while self._tokens.get():
             while (found := self._next()) is not None:
                 lane, work = found
@@ -149,7 +149,7 @@ class ReaderThreads:
                     return
 
     def _prefetch(self, worker: _Worker) -> None:
-        bounce = aligned_buffer(self._bounce_bytes)
+        bounce = bounce_buffer(self._bounce_bytes)
         while self._prefetch_tokens.get():
             while (work := self._next_idle(Lane.PREFETCH)) is not None:
                 worker.since = time.monotonic_ns()

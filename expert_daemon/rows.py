@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from protocol.wire.limits import MOST_ROWS
 
-from .direct_io import aligned_buffer
+from .direct_io import bounce_buffer
 from .reader_threads import Lane, ReaderThreads
 from .row_cache import RowCache
 from .row_column import Integers
@@ -73,7 +73,7 @@ class EngramRows:
         self._wake = wake
         self._awake = False
         self._lock = threading.Lock()
-        self._bounce = aligned_buffer(MAX_BATCH_BYTES if tables else 1)
+        self._bounce = bounce_buffer(MAX_BATCH_BYTES if tables else 1)
         self._jobs: dict[tuple[int, int], RowJob] = {}
         self._waiting: deque[RowJob] = deque()
         self._read: deque[RowJob] = deque()

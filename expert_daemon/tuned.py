@@ -19,7 +19,7 @@ from protocol.files.safetensors_index import Shard
 from .file_system import FileSystem, file_system_of
 from .log import log
 from .model_state import replace_file
-from .read_plan import ReadShape
+from .read_plan import CUT_BYTES, MAX_PARTS, ReadShape
 
 NAME = "tuned.json"
 MOST_THREADS = 64
@@ -33,8 +33,8 @@ class Reading:
 
     mode: str = "direct"  # or "buffered"
     threads: int = 8
-    cut_bytes: int = 1 << 20  # parts are multiples of it
-    max_parts: int = 8  # of one expert
+    cut_bytes: int = CUT_BYTES  # parts are multiples of it
+    max_parts: int = MAX_PARTS  # of one expert
 
     @property
     def shape(self) -> ReadShape:

@@ -29,7 +29,7 @@ from .tuned import SAFE, Reading, fits_in_memory
 THREADS = (1, 2, 4, 8, 16, 32)
 CACHED_THREADS = (4, 8, 16)  # not fewer: what is not cached yet comes from the drive
 CUTS = (1 << 19, 1 << 20, 1 << 21, 1 << 22)
-PARTS = (1, 4, 8, 16)
+PARTS = (1, 4, 10, 20)
 WORTH = 0.97  # of the best time: less is no reason for more threads, or for the page cache
 N_CACHED = 48  # experts that a buffered measurement goes round in
 WAIT_S = 30.0

@@ -29,7 +29,9 @@ def _q8_1_rows_kernel(x, codes, sides, k, n_units):
     inverse = tl.where(amax == 0.0, 0.0, inverse)
     # Added and taken away again, 1.5 * 2^23 leaves whole numbers, ties to even.
     code = ((v * inverse[:, None, None] + 12582912.0) - 12582912.0).to(tl.int32)
-    tl.store(codes + row * k + at, code.to(tl.int8), mask=at < k)
+    vector = group[:, None, None] * 2 + half[None, :, None]
+    tiled = ((row * 8 + vector) * n_units + unit) * 16 + within[None, None, :]
+    tl.store(codes + tiled, code.to(tl.int8))
     sums = tl.sum(code, 2)
     # Two i16 in a word: the upper half is shifted, the lower one cut off.
     word = tl.sum(tl.where(half == 0, sums & 0xFFFF, sums << 16), 1)
@@ -42,7 +44,7 @@ def q8_1_rows(x: Tensor, *, out: Rows | None = None) -> Rows:
     """Round groups of 32 values to multiples of a 127th of the largest magnitude, ties to even.
 
     x        [T, k] bf16 or f32, contiguous, k a multiple of 32
-    returns  codes [T, k] i8, sides [T, ceil(k / 128), 8] i32 with scales and sums, as
+    returns  codes [T, 8, ceil(k / 128), 16] i8, sides [T, ceil(k / 128), 8] i32 with scales and sums, as
              `reference.q8_1_rows` describes; in `out` where given
 
     Raises ValueError on a shape or dtype that differs. Bits equal `reference.q8_1_rows`.
@@ -54,13 +56,16 @@ def q8_1_rows(x: Tensor, *, out: Rows | None = None) -> Rows:
         raise ValueError("q8_1_rows: x is not contiguous")
     rows, k = x.shape
     codes, sides = empty_rows(rows, k, x.device) if out is None else out
-    if tuple(codes.shape) != (rows, k) or tuple(sides.shape) != (rows, -(-k // 128), 8):
+    if tuple(codes.shape) != (rows, 8, -(-k // 128), 16) or tuple(sides.shape) != (
+        rows,
+        -(-k // 128),
+        8,
+    ):
         raise ValueError(f"q8_1_rows: out is {tuple(codes.shape)}, {tuple(sides.shape)}")
     if not runs_kernels(x):
         for target, part in zip((codes, sides), reference.q8_1_rows(x), strict=True):
             target.copy_(part)
     elif rows:
-        n_units = triton.cdiv(k, 128)
         # No fused multiply-add: it would round once where the definition rounds twice.
         _q8_1_rows_kernel[(n_units, rows)](
             x, codes, sides, k, n_units, num_warps=1, enable_fp_fusion=False
@@ -70,6 +75,7 @@ def q8_1_rows(x: Tensor, *, out: Rows | None = None) -> Rows:
 
 def empty_rows(rows: int, k: int, device: torch.device) -> Rows:
     """Return unwritten codes and sides for `rows` rows of k values."""
-    codes = torch.empty((rows, k), dtype=torch.int8, device=device)
-    sides = torch.empty((rows, triton.cdiv(k, 128), 8), dtype=torch.int32, device=device)
+    n_units = -(-k // 128)
+    codes = torch.empty((rows, 8, n_units, 16), dtype=torch.int8, device=device)
+    sides = torch.empty((rows, n_units, 8), dtype=torch.int32, device=device)
     return codes, sides

@@ -14,7 +14,9 @@ def q8_1_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Round groups of 32 values to multiples of a 127th of the largest magnitude, ties to even.
 
     x        [T, k] bf16 or f32, k a multiple of 32
-    returns  codes  [T, k] i8: x = code * scale
+    returns  codes  [T, 8, ceil(k / 128), 16] i8: x = code * scale; the v-th 16 codes of all units
+                    of 128 values stand together, so that lanes with neighbouring units load
+                    neighbouring bytes
              sides  [T, ceil(k / 128), 8] i32: words 0-3 of a unit of 128 values are the f32 bits of
                     its groups' scales; words 4-7 hold two i16 each, the sums of 16 codes, the first
                     in the low half. What lies beyond k is 0
@@ -35,7 +37,15 @@ def q8_1_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     sides[:, 0, : k // GROUP] = scales.squeeze(-1).view(torch.int32)
     sides[:, 1, : k // GROUP] = words
     ordered = sides.view(rows, 2, n_units, 4).transpose(1, 2).reshape(rows, n_units, 8)
-    return codes.view(rows, k), ordered.contiguous()
+    padded = torch.zeros((rows, n_units * UNIT), dtype=torch.int8, device=x.device)
+    padded[:, :k] = codes.view(rows, k)
+    tiled = padded.view(rows, n_units, 8, 16).transpose(1, 2)
+    return tiled.contiguous(), ordered.contiguous()
+
+
+def in_order(codes: Tensor, k: int) -> Tensor:
+    """Return the codes [T, k] i8 in the order of the values."""
+    return codes.transpose(1, 2).flatten(1)[:, :k]
 
 
 def row_scales(sides: Tensor, n_groups: int) -> Tensor:
@@ -49,8 +59,8 @@ def row_sums(sides: Tensor, n_groups: int) -> Tensor:
     return words.view(torch.int16).int()
 
 
-def dequantise(codes: Tensor, sides: Tensor) -> Tensor:
+def dequantise(codes: Tensor, sides: Tensor, k: int) -> Tensor:
     """Return the rounded values [T, k] f64, exact."""
-    rows, k = codes.shape
     scales = row_scales(sides, k // GROUP).double().unsqueeze(-1)
-    return (codes.view(rows, k // GROUP, GROUP).double() * scales).view(rows, k)
+    groups = in_order(codes, k).reshape(-1, k // GROUP, GROUP)
+    return (groups.double() * scales).flatten(1)

@@ -59,13 +59,14 @@ def test_a_unit_equals_the_dequantised_weights_times_the_rounded_row(name: str) 
     codes, sides = rows.q8_1_rows(
         torch.randn(1, VALUES, generator=torch.Generator().manual_seed(2))
     )
-    x = rows.dequantise(codes, sides)
+    x = rows.dequantise(codes, sides, VALUES)
+    ordered = rows.in_order(codes, VALUES)[0].contiguous()
     text, data = assembly(name), blocks.numpy().tobytes() + bytes(4)
     for block in range(n_blocks):
         for half in (0, 1):
             part = slice(128 * half, 128 * half + 128)
             side = [value & 0xFFFFFFFF for value in sides[0, half].tolist()]
-            passed = operands(name, data, block, half, codes[0, part].numpy().tobytes(), side)
+            passed = operands(name, data, block, half, ordered[part].numpy().tobytes(), side)
             found = run_ptx(text, passed)
             assert [found[i] for i in range(1, 8)] == [0] * 7
             value = struct.unpack("<f", struct.pack("<I", found[0]))[0]

@@ -1,0 +1,104 @@
+"""A few rows times one matrix of blocks: kernels against their reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import gemv_blocks, q8_1_rows
+from kernels.block_words import UNITS
+from kernels.formats import FORMATS
+from kernels.reference import gemv_blocks as reference
+
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.interpreter),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
+
+
+def random_matrix(name: str, n: int, k: int, seed: int = 0) -> Tensor:
+    """Return [n, bytes] u8: any bytes, with scales that are numbers of either sign."""
+    generator = torch.Generator().manual_seed(seed + n + k)
+    block = FORMATS[name]
+    shape = (n, k // block.BLOCK_VALUES, block.BLOCK_BYTES)
+    data = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    for start in SCALES[name]:
+        scale = (torch.rand(*shape[:2], 1, generator=generator) - 0.5).half()
+        data[..., start : start + 2] = scale.view(torch.uint8)
+    return data.view(n, -1)
+
+
+def check(name: str, n: int, k: int, rows: int, groups: int, device: str, *, plain: bool) -> None:
+    weight = random_matrix(name, n, k)
+    x = torch.randn(rows, groups * k, generator=torch.Generator().manual_seed(rows))
+    scratch = q8_1_rows.empty_rows(rows * groups, k, torch.device(device))
+    out = torch.full((rows, n), float("nan"), device=device)
+    found = gemv_blocks.gemv_blocks(
+        x.to(device), weight.to(device), name, groups=groups, plain=plain, rows=scratch, out=out
+    )
+    assert found is out
+    wanted = reference.gemv_blocks(x, weight, name, groups)
+    assert (found.cpu() - wanted).norm() <= 2e-6 * wanted.norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", sorted(UNITS))
+def test_products_equal_the_reference(device: str, name: str) -> None:
+    check(name, 24, 512, 2, 2, device, plain=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_q8_0_rows_may_end_within_a_unit(device: str) -> None:
+    check("Q8_0", 6, 160, 1, 1, device, plain=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(UNITS))
+@pytest.mark.parametrize("rows", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("n", "k", "groups"),
+    [(64, 256, 1), (64, 768, 1), (96, 1280, 2), (40, 2304, 1), (64, 5120, 1), (128, 8192, 2)],
+)
+def test_explicit_layouts_equal_the_reference(
+    name: str, rows: int, n: int, k: int, groups: int
+) -> None:
+    check(name, n, k, rows, groups, "cuda", plain=False)
+    check(name, n, k, rows, groups, "cuda", plain=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(UNITS))
+def test_a_row_has_the_same_bits_alone_among_others_and_replayed(name: str) -> None:
+    weight = random_matrix(name, 1280, 2304).cuda()
+    x = torch.randn(8, 2304).cuda()
+    together = gemv_blocks.gemv_blocks(x, weight, name)
+    for row in range(8):
+        alone = gemv_blocks.gemv_blocks(x[row : row + 1].contiguous(), weight, name)
+        assert torch.equal(alone[0], together[row])
+    scratch, out = q8_1_rows.empty_rows(8, 2304, x.device), torch.empty_like(together)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    gemv_blocks.gemv_blocks(x, weight, name, rows=scratch, out=out)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gemv_blocks.gemv_blocks(x, weight, name, rows=scratch, out=out)
+    out.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(out, together)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    weight = random_matrix("Q2_K", 4, 256)
+    with pytest.raises(ValueError, match="format"):
+        gemv_blocks.gemv_blocks(torch.zeros(1, 256), weight, "Q5_K")
+    with pytest.raises(ValueError, match="x is"):
+        gemv_blocks.gemv_blocks(torch.zeros(1, 32), weight, "Q2_K")
+    with pytest.raises(ValueError, match="rows"):
+        gemv_blocks.gemv_blocks(torch.zeros(9, 256), weight, "Q2_K")
+    with pytest.raises(ValueError, match="bytes"):
+        gemv_blocks.gemv_blocks(torch.zeros(1, 256), weight[:, :83].contiguous(), "Q2_K")
+    with pytest.raises(ValueError, match="out is"):
+        gemv_blocks.gemv_blocks(torch.zeros(1, 256), weight, "Q2_K", out=torch.zeros(4))

@@ -24,6 +24,7 @@ from .options import (
     number,
     path,
     read_options,
+    settings_file,
     switch,
     text,
     word,
@@ -67,6 +68,7 @@ class ComputeConfig:
     top_k: int = 0  # ids kept; 0: all
     min_p: float = 0.0
     seed: int | None = None  # None: a fresh one each run
+    settings_file: Path | None = None  # no setting itself: the file that the others came from
 
     def find_runtime_dir(self, environment: Mapping[str, str]) -> Path:
         """Return the runtime directory given, else the default one.
@@ -112,7 +114,7 @@ COMPUTE_OPTIONS = {
     "min_p": Option(number(0, 1), "P", "drop tokens below this share of the likeliest"),
     "seed": Option(count(0, 2**64 - 1), "N", "same seed, same text"),
 }
-assert list(COMPUTE_OPTIONS) == [field.name for field in fields(ComputeConfig)]
+assert [*COMPUTE_OPTIONS, "settings_file"] == [field.name for field in fields(ComputeConfig)]
 COMPUTE_KEYS = tuple(COMPUTE_OPTIONS)  # of a settings file
 
 MODEL_OPTIONS = (
@@ -143,11 +145,10 @@ def add_config_arguments(parser: argparse.ArgumentParser, names: tuple[str, ...]
 
 def load_config(args: argparse.Namespace, environment: Mapping[str, str]) -> ComputeConfig:
     """Return the settings from parsed flags, the environment and the file. Raises ConfigError."""
-    return ComputeConfig(
-        **read_options(
-            COMPUTE_OPTIONS, args, environment, process="compute", also_known=FRONTEND_OPTIONS
-        )
+    given = read_options(
+        COMPUTE_OPTIONS, args, environment, process="compute", also_known=FRONTEND_OPTIONS
     )
+    return ComputeConfig(**given, settings_file=settings_file(args, environment))
 
 
 def private_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -115,6 +115,12 @@ def add_flags(
             )
 
 
+def settings_file(args: argparse.Namespace, environment: Mapping[str, str]) -> Path | None:
+    """Return the file of settings that was named; None for none."""
+    file = getattr(args, "config", None) or environment.get(ENVIRONMENT_PREFIX + "CONFIG")
+    return Path(file) if file else None
+
+
 def read_options(
     options: Mapping[str, Option],
     args: argparse.Namespace,
@@ -129,9 +135,9 @@ def read_options(
     also_known   keys at the top of the file that belong to another process
     """
     values: dict[str, tuple[object, str]] = {}
-    file = getattr(args, "config", None) or environment.get(ENVIRONMENT_PREFIX + "CONFIG")
+    file = settings_file(args, environment)
     if file is not None:
-        values |= read_settings(Path(file), process, options, also_known)
+        values |= read_settings(file, process, options, also_known)
     for name, option in options.items():
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environment.get(variable) and option.has_flag:

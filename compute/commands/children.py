@@ -27,6 +27,8 @@ from compute.config import ComputeConfig, private_environment
 from protocol.errors import ConfigError, DaemonLost, HeadraceError
 from protocol.runtime_dir import DESCRIPTOR_NAME, default_runtime_dir
 
+from .daemon_table import daemon_flags
+
 if TYPE_CHECKING:
     from protocol.wire.client import ExpertClient
 
@@ -256,7 +258,8 @@ def daemon_in_use(
     try:
         if place.private or not daemon_runs(place.runtime_dir):
             _make_runtime_dir(place.runtime_dir)
-            arguments = daemon_arguments(config, model)
+            table = daemon_flags(config.settings_file, private=True)
+            arguments = table + daemon_arguments(config, model)  # of two the last one counts
             child = DaemonChild(arguments, place.runtime_dir, environment)
             child.start()
         yield DaemonInUse(place.runtime_dir, child)

@@ -10,10 +10,14 @@ from pathlib import Path
 from protocol.settings_file import read_settings
 
 _OURS = ("model", "runtime_dir")  # the starter says these
+_ONCE = ("metrics", "trace", "trace_size")  # an address and a file that one daemon alone can have
 
 
-def daemon_flags(file: Path | None) -> list[str]:
-    """Return the flags that the table stands for; none without a file. Raises ConfigError."""
+def daemon_flags(file: Path | None, *, private: bool = False) -> list[str]:
+    """Return the flags that the table stands for; none without a file. Raises ConfigError.
+
+    private   for a daemon that ends with its command, beside which others may run
+    """
     if file is None:
         return []
     from compute.config import COMPUTE_KEYS
@@ -22,9 +26,10 @@ def daemon_flags(file: Path | None) -> list[str]:
 
     others = (*COMPUTE_KEYS, *FRONTEND_OPTIONS)
     at_top = f"{file}: "
+    left_out = (*_OURS, *_ONCE) if private else _OURS
     flags: list[str] = []
     for name, (value, where) in read_settings(file, "daemon", OPTIONS, others).items():
-        if name in _OURS or where == at_top + name:
+        if name in left_out or where == at_top + name:
             continue
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):

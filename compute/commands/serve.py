@@ -15,7 +15,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -38,7 +38,7 @@ from compute.frontend.config import (
     load_frontend_config,
     read_tokens,
 )
-from compute.options import ENVIRONMENT_PREFIX, switch
+from compute.options import switch
 from protocol.errors import ConfigError
 from protocol.files.checkpoint import open_checkpoint, resolve_model
 from protocol.runtime_dir import default_runtime_dir
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         supervisor = Supervisor(runtime_dir, _environment())
         stopped = _heed_signals(supervisor)
         try:
-            web = _start(supervisor, config, frontend, _config_file(args))
+            web = _start(supervisor, config, frontend)
             status = _look_after(supervisor, web, stopped)
             supervisor.stop()
         finally:
@@ -88,13 +88,12 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def _start(
-    supervisor: Supervisor, config: ComputeConfig, frontend: FrontendConfig, file: Sequence[str]
-) -> Child:
+def _start(supervisor: Supervisor, config: ComputeConfig, frontend: FrontendConfig) -> Child:
     """Start what does not run; return the frontend."""
     assert config.runtime_dir is not None
+    file = [] if config.settings_file is None else ["--config", str(config.settings_file)]
     if not daemon_runs(config.runtime_dir):
-        table = daemon_flags(Path(file[1]) if file else None)
+        table = daemon_flags(config.settings_file)
         flags = table + daemon_arguments(config, Path(config.model))  # of two the last one counts
         flags += ["--runtime-dir", str(config.runtime_dir)]
         supervisor.add(Program("the expert daemon", ["-m", "expert_daemon", *flags]))
@@ -187,11 +186,6 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
         elif value is not None:
             flags += [flag, str(value)]
     return flags
-
-
-def _config_file(args: argparse.Namespace) -> list[str]:
-    file = args.config or os.environ.get(ENVIRONMENT_PREFIX + "CONFIG")
-    return [] if file is None else ["--config", file]
 
 
 def _environment() -> dict[str, str]:

@@ -31,7 +31,8 @@ A setting is looked for in this order, and the first that is found counts: the f
 is `--read-threads`), the environment variable (`HEADRACE_READ_THREADS`), the file that `--config`
 or `HEADRACE_CONFIG` names, the default. In the file a key stands at the top, for every process that
 knows it, or in its process's table, `[daemon]`, `[compute]` or `[frontend]`, where it wins; a key
-that no process knows is refused. [deploy/headrace.toml](../deploy/headrace.toml) is such a file
+that no process knows is refused. A command that starts a daemon of its own gives it the `[daemon]`
+table, without `metrics` and `trace`. [deploy/headrace.toml](../deploy/headrace.toml) is such a file
 with comments. Sizes are written `"96GiB"`.
 """
 SAMPLING = (

@@ -79,14 +79,13 @@ def _of_machine(
 
     from .memory import Needs, memory
     from .model import needs_of
-    from .place import LiveDaemon, daemon_check, runtime_dir_check
+    from .place import LiveDaemon, daemon_check, no_runtime_dir, runtime_dir_check
 
     live = LiveDaemon()
     try:
         directory = Path(runtime_dir or default_runtime_dir(host.environment)).absolute()
-    except ConfigError as error:
-        fix = "log in properly, or set XDG_RUNTIME_DIR, or give --runtime-dir"
-        yield Check("runtime directory", "note", str(error), "one", fix)
+    except ConfigError:
+        yield no_runtime_dir()
     else:
         yield runtime_dir_check(directory)
         check, live = daemon_check(directory, checkpoint.fingerprint if checkpoint else b"")

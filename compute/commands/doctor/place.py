@@ -23,6 +23,21 @@ class LiveDaemon:
     arena_bytes: int = 0
 
 
+def no_runtime_dir() -> Check:
+    """Return that nobody has said where the sockets are, and what to do about it."""
+    found = (
+        "none: /run/headrace does not belong to this user, and XDG_RUNTIME_DIR is not set; "
+        "`headrace daemon` does not start, and no command finds a daemon that runs"
+    )
+    fix = (
+        "mkdir -m 0700 ~/.headrace, then give --runtime-dir ~/.headrace to every command; or log "
+        "in over ssh or at a console, which sets XDG_RUNTIME_DIR (su, sudo and containers do not); "
+        "for the installed services: sudo -u headrace headrace doctor"
+    )
+    wanted = "/run/headrace of this user, $XDG_RUNTIME_DIR, or --runtime-dir"
+    return Check("runtime directory", "warning", found, wanted, fix)
+
+
 def runtime_dir_check(directory: Path) -> Check:
     """Return whether sockets may be there and nobody else may write."""
     from protocol.runtime_dir import check_runtime_dir

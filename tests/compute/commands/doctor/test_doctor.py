@@ -13,6 +13,7 @@ import pytest
 
 import headrace
 from compute.commands.doctor.check import EXIT_STATUS, STATUSES, Check, Host, worst_of
+from compute.commands.doctor.command import _of_machine
 from compute.commands.doctor.device import device
 from compute.commands.doctor.drive import drive, free_disk
 from compute.commands.doctor.memory import Needs, memory
@@ -296,6 +297,17 @@ def test_needs_of_a_model_are_its_smallest_arena_and_dense_weights(tmp_path: Pat
 
 
 # where the processes meet
+
+
+def test_without_a_runtime_directory_a_person_is_told_three_ways_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("os.getuid", lambda: 4_000_000)  # whose /run/headrace is not
+    (check, *_) = _of_machine(host(tmp_path), (), None, None)
+    assert (check.name, check.status) == ("runtime directory", "warning")
+    assert "`headrace daemon` does not start" in check.found
+    for way in ("mkdir -m 0700 ~/.headrace", "in over ssh", "sudo -u headrace headrace doctor"):
+        assert way in check.fix
 
 
 def test_a_runtime_directory_that_others_may_write_to_is_an_error(runtime_dir: Path):

@@ -44,8 +44,8 @@ def q8_1_rows(x: Tensor, *, out: Rows | None = None) -> Rows:
     """Round groups of 32 values to multiples of a 127th of the largest magnitude, ties to even.
 
     x        [T, k] bf16 or f32, contiguous, k a multiple of 32
-    returns  codes [T, 8, ceil(k / 128), 16] i8, sides [T, ceil(k / 128), 8] i32 with scales and sums, as
-             `reference.q8_1_rows` describes; in `out` where given
+    returns  codes [T, 8, ceil(k / 128), 16] i8, sides [T, ceil(k / 128), 8] i32 with scales and
+             sums, as `reference.q8_1_rows` describes; in `out` where given
 
     Raises ValueError on a shape or dtype that differs. Bits equal `reference.q8_1_rows`.
     Source: ggml's q8_1, with scales in f32 and sums of codes instead of values.
@@ -56,11 +56,8 @@ def q8_1_rows(x: Tensor, *, out: Rows | None = None) -> Rows:
         raise ValueError("q8_1_rows: x is not contiguous")
     rows, k = x.shape
     codes, sides = empty_rows(rows, k, x.device) if out is None else out
-    if tuple(codes.shape) != (rows, 8, -(-k // 128), 16) or tuple(sides.shape) != (
-        rows,
-        -(-k // 128),
-        8,
-    ):
+    n_units = -(-k // 128)
+    if tuple(codes.shape) != (rows, 8, n_units, 16) or tuple(sides.shape) != (rows, n_units, 8):
         raise ValueError(f"q8_1_rows: out is {tuple(codes.shape)}, {tuple(sides.shape)}")
     if not runs_kernels(x):
         for target, part in zip((codes, sides), reference.q8_1_rows(x), strict=True):

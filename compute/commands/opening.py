@@ -48,8 +48,11 @@ class Opened:
 
 
 @contextlib.contextmanager
-def opened(config: ComputeConfig, display: Display) -> Iterator[Opened]:
-    """Open everything that a generation needs, and close it at the end."""
+def opened(config: ComputeConfig, display: Display, *, keep: bool = False) -> Iterator[Opened]:
+    """Open everything that a generation needs, and close it at the end.
+
+    keep   states are kept, as the settings say, for requests that begin as earlier ones do
+    """
     checkpoint = open_checkpoint(resolve_model(config.model))
     tokenizer = Tokenizer.of(checkpoint)
     for note in (*checkpoint.warnings, *checkpoint.notes()):
@@ -58,7 +61,7 @@ def opened(config: ComputeConfig, display: Display) -> Iterator[Opened]:
     with contextlib.ExitStack() as stack:
         with display.loading(config.model):
             daemon = stack.enter_context(daemon_in_use(config, checkpoint.path, environment))
-            engine = _load(config, checkpoint, daemon, stack)
+            engine = _load(config, checkpoint, daemon, stack, keep=keep)
         yield Opened(config, checkpoint, tokenizer, engine, daemon)
 
 
@@ -67,11 +70,14 @@ def _load(
     checkpoint: Checkpoint,
     daemon: DaemonInUse,
     stack: contextlib.ExitStack,
+    *,
+    keep: bool,
 ) -> Engine:
     from compute.assembly import make_engine
     from compute.connecting import connect_engine
     from compute.experts.miss_client import Waiting
     from compute.load import find_context, load_model
+    from compute.prefix.kept import kept_prefixes
 
     find_context(checkpoint, config)  # refused before anything is loaded
     model = load_model(checkpoint, config)
@@ -81,4 +87,5 @@ def _load(
     waiting = Waiting(
         daemon_wait_s=config.daemon_wait_s, tend=daemon.tend, attached=daemon.attached
     )
-    return make_engine(checkpoint, config, model, client, waiting)
+    prefixes = stack.enter_context(kept_prefixes(config, checkpoint)) if keep else None
+    return make_engine(checkpoint, config, model, client, waiting, prefixes)

@@ -85,6 +85,10 @@ class Display:
             sys.stdout.write(text)
             sys.stdout.flush()
 
+    def thought(self, text: str) -> None:
+        """Write what the model thinks, dim, where it stands: to standard error."""
+        self._console.print(text, end="", style="dim", markup=False, soft_wrap=True)
+
     def line(self, text: str) -> None:
         """Write one line to standard error."""
         self._console.print(text, markup=False, soft_wrap=True)

@@ -139,6 +139,24 @@ def add_frontend_arguments(
     add_flags(parser, {name: FRONTEND_OPTIONS[name] for name in names}, defaults)
 
 
+def load_encoding(
+    args: argparse.Namespace, environment: Mapping[str, str], also_known: tuple[str, ...]
+) -> tuple[EncodingSettings, Path | None]:
+    """Return what shapes prompts, and the chat template, as a frontend finds them.
+
+    For commands that make prompts and serve nothing. Raises ConfigError.
+    """
+    found = read_options(
+        FRONTEND_OPTIONS, args, environment, process="frontend", also_known=also_known
+    )
+    settings = EncodingSettings(
+        found.get("default_thinking", _DEFAULTS.default_thinking),
+        found.get("default_effort", _DEFAULTS.default_effort),
+        found.get("efforts", _DEFAULTS.efforts),
+    )
+    return settings, found.get("chat_template")
+
+
 def load_frontend_config(
     args: argparse.Namespace, environment: Mapping[str, str], also_known: tuple[str, ...]
 ) -> FrontendConfig:

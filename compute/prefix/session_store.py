@@ -47,9 +47,7 @@ class SessionStore:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(self._lock)
-            raise ConfigError(
-                f"{directory}: another compute service keeps sessions here"
-            ) from error
+            raise ConfigError(f"{directory}: another process keeps sessions here") from error
         except OSError as error:
             raise ConfigError(f"{directory}: cannot be used: {error.strerror}") from error
         self._jobs: queue.Queue[Job | None] = queue.Queue(_MOST_WAITING)

@@ -6,23 +6,21 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from compute.assembly import make_engine
 from compute.config import ComputeConfig
 from compute.connecting import connect_engine
-from compute.experts.miss_client import MissClient, Waiting
+from compute.experts.miss_client import Waiting
 from compute.frontend.gguf_tokenizer import gguf_tokenizer
 from compute.frontend.token_map import TOKENIZER_NAME
 from compute.grammar import Grammars
-from compute.load import expert_shapes, find_context, load_model
-from compute.prefix.cache import PrefixCache
-from compute.prefix.session_store import SessionStore
-from compute.prefix.weights_tag import weights_tag
+from compute.load import load_model
+from compute.prefix.kept import kept_prefixes
 from compute.session import Engine
-from protocol.errors import ConfigError
 from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from protocol.runtime_lock import RuntimeLock, prepare_directory
 from protocol.sd_notify import notify
@@ -51,34 +49,9 @@ def serve(config: ComputeConfig, environment: Mapping[str, str]) -> None:
         model = load_model(checkpoint, config)
         client = stack.enter_context(connect_engine(runtime_dir, checkpoint, config.daemon_wait_s))
         waiting = Waiting(daemon_wait_s=config.daemon_wait_s)
-        source = MissClient(client, expert_shapes(checkpoint), waiting, model.device)
-        context = find_context(checkpoint, config)
-        prefixes = stack.enter_context(_prefixes(config, checkpoint))
-        engine = Engine(model, source, context=context, chunk=config.chunk, prefixes=prefixes)
+        prefixes = stack.enter_context(kept_prefixes(config, checkpoint))
+        engine = make_engine(checkpoint, config, model, client, waiting, prefixes)
         _run(config, checkpoint, paths, engine)
-
-
-@contextlib.contextmanager
-def _prefixes(config: ComputeConfig, checkpoint: Checkpoint) -> Iterator[PrefixCache | None]:
-    """States of earlier requests: none, in memory, or on disk too."""
-    if not config.prefix_cache:
-        if config.session_dir is not None:
-            raise ConfigError("--session-dir keeps nothing with --prefix-cache 0")
-        yield None
-        return
-    cache = PrefixCache(config.prefix_cache)
-    if config.session_dir is None:
-        yield cache
-        return
-    defect = "-defect" if config.vendor_decode_defect else ""
-    name = f"{weights_tag(checkpoint)}-{config.precision}{defect}"
-    store = SessionStore(config.session_dir / name)
-    try:
-        store.load(cache.tree)
-        _LOG.info("%d states of earlier requests in %s", cache.tree.n_fronts, store.directory)
-        yield cache
-    finally:
-        store.close()
 
 
 def _run(

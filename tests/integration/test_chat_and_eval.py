@@ -25,22 +25,75 @@ def test_lines_piped_in_are_answered_one_after_the_other(
     lines = "And the word of the LORD came unto me,\n\nGo on.\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     flags = ["--temperature", "0", "--max-tokens", "10", "--precision", "unrounded", "--json"]
-    assert headrace.main(["chat", *flags]) == 0
+    assert headrace.main(["chat", "--no-think", *flags]) == 0
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert first["prompt_ids"] == chat["prompt_ids"]
     assert first["ids"] == chat["unrounded"]["continuation_ids"][:10]
     kept = [*first["prompt_ids"], *first["ids"], 1]
     assert second["prompt_ids"][: len(kept)] == kept
     assert second["io"]["hits"] > 0
+    assert first["cached"] == 0
+    assert second["cached"] == len(first["prompt_ids"]) + len(first["ids"]) - 1
 
 
 def test_a_talk_that_grows_over_the_context_starts_anew(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("One.\nTwo.\nThree.\n"))
-    flags = ["--temperature", "0", "--max-tokens", "12", "--context", "24"]
+    flags = ["--temperature", "0", "--max-tokens", "12", "--context", "24", "--no-think"]
     assert headrace.main(["chat", *flags]) == 0
     assert "it starts anew" in capsys.readouterr().err
+
+
+def test_a_piped_talk_reads_as_one_and_obeys_its_commands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "Who?\n/help\nGo on.\n/new\n/hlep\n//x\n/quit\nnever said\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    flags = ["--temperature", "0", "--max-tokens", "4", "--no-think"]
+    assert headrace.main(["chat", *flags]) == 0
+    shown = capsys.readouterr()
+    blocks = shown.out.split("> ")[1:]
+    assert [block.partition("\n")[0] for block in blocks] == ["Who?", "Go on.", "/x"]
+    assert all(block.endswith("\n\n") and block.partition("\n")[2].strip() for block in blocks)
+    assert "/new    begin a new talk" in shown.err
+    assert "there is no /hlep" in shown.err
+    assert "a new talk\n" in shown.err
+
+
+def test_thoughts_go_to_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("And it came to pass\n"))
+    assert headrace.main(["chat", "--temperature", "0", "--max-tokens", "30"]) == 0
+    shown = capsys.readouterr()
+    assert "The last line is:" in shown.err.replace("\n", " ")
+    assert "The last line is:" not in shown.out
+    assert "think>" not in shown.out + shown.err
+
+
+def test_a_talk_goes_on_from_the_last_one_on_disk(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flags = ["--temperature", "0", "--max-tokens", "8", "--no-think", "--json", "--chunk", "4"]
+    found = []
+    for _ in range(2):
+        monkeypatch.setattr("sys.stdin", io.StringIO("Who goes there?\nGo on.\n"))
+        assert headrace.main(["chat", *flags, "--session-dir", str(tmp_path)]) == 0
+        found.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    assert [turn["ids"] for turn in found[1]] == [turn["ids"] for turn in found[0]]
+    assert found[0][0]["cached"] == 0
+    assert found[1][0]["cached"] == 4
+
+
+def test_a_wrong_effort_is_refused_before_anything_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Who?\n"))
+    assert headrace.main(["chat", "--effort", "much"]) == 2
+    assert (
+        "'much' is neither a whole number from 1 to 100 nor one of none" in capsys.readouterr().err
+    )
 
 
 def test_perplexity_of_the_first_rows_is_the_expected_one(

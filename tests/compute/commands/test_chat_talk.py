@@ -1,3 +1,5 @@
+"""A talk has the prompts that the same request has over HTTP, and its answers are read alike."""
+
 from __future__ import annotations
 
 import json
@@ -5,12 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from compute.commands.chat import Talk
+from compute.commands.talk import Talk
+from compute.frontend.encoding import Encoding, EncodingSettings
 from compute.frontend.tokenizer import Tokenizer
 from protocol.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = Tokenizer.load(ROOT / "demo")
+ENCODING = Encoding(DEMO)
+USER, ASSISTANT, SYSTEM, THINK, THINK_END, END = 3, 4, 5, 7, 8, 1
+
+
+def _silent(**settings) -> Talk:
+    return Talk(ENCODING, think=False, **settings)
 
 
 def test_a_first_turn_is_the_demos_own_template() -> None:
@@ -18,47 +27,79 @@ def test_a_first_turn_is_the_demos_own_template() -> None:
     chat = next(sample for sample in samples if sample["name"] == "chat")
     line = "And the word of the LORD came unto me,"
     assert line in chat["prompt_text"]
-    assert Talk(DEMO, bos_id=0).prompt(line) == chat["prompt_ids"]
+    assert list(_silent().prompt(line).ids) == chat["prompt_ids"]
 
 
-def test_a_thinking_turn_opens_the_thought() -> None:
-    assert Talk(DEMO, bos_id=0, think=True).prompt("Go on.")[-2:] == [4, 7]
+@pytest.mark.parametrize(
+    ("settings", "body"),
+    [
+        ({}, {}),
+        ({"think": True}, {"thinking": {"type": "enabled"}}),
+        ({"think": False}, {"thinking": {"type": "disabled"}}),
+        ({"effort": 20}, {"reasoning_effort": 20}),
+        ({"effort": "none"}, {"reasoning_effort": "none"}),
+    ],
+)
+def test_a_talk_has_the_prompt_of_the_same_request_over_http(settings, body) -> None:
+    talk = Talk(ENCODING, "Be brief.", **settings)
+    talk.turns.append(("Go.", "I go."))
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "I go."},
+        {"role": "user", "content": "Go on."},
+    ]
+    assert talk.prompt("Go on.") == ENCODING.chat({"messages": messages, **body})
 
 
-def test_a_system_text_stands_first() -> None:
-    ids = Talk(DEMO, bos_id=0, system="Be brief.").prompt("Go on.")
-    assert ids[:2] == [0, 5]
-    assert DEMO.decode(ids) == "Be brief.Go on."
+def test_thinking_is_what_the_settings_say_where_the_talk_does_not() -> None:
+    assert Talk(ENCODING).prompt("Go on.").ids[-1] == THINK
+    quiet = Encoding(DEMO, EncodingSettings(default_thinking=False))
+    assert Talk(quiet).prompt("Go on.").ids[-1] == THINK_END
 
 
-def test_earlier_turns_are_kept_and_closed() -> None:
-    talk = Talk(DEMO, bos_id=0)
-    answer = DEMO.encode("I go.")
-    talk.turns.append(("Go.", answer))
-    talk.turns.append(("Go on.", [*answer, 1]))
-    ids = talk.prompt("Stop.")
-    go, on, stop = DEMO.encode("Go."), DEMO.encode("Go on."), DEMO.encode("Stop.")
-    assert ids == [
-        *[0, 3, *go, 4, 8, *answer, 1],
-        *[3, *on, 4, 8, *answer, 1],
-        *[3, *stop, 4, 8],
+def test_earlier_turns_are_kept_and_closed_without_their_thoughts() -> None:
+    talk = _silent()
+    talk.turns += [("Go.", "I go."), ("Go on.", "I go.")]
+    go, on, stop, answer = (DEMO.encode(text) for text in ("Go.", "Go on.", "Stop.", "I go."))
+    assert list(talk.prompt("Stop.").ids) == [
+        *[0, USER, *go, ASSISTANT, THINK_END, *answer, END],
+        *[USER, *on, ASSISTANT, THINK_END, *answer, END],
+        *[USER, *stop, ASSISTANT, THINK_END],
     ]
 
 
-def test_earlier_thoughts_are_left_out() -> None:
-    talk = Talk(DEMO, bos_id=0, think=True)
-    thought, answer = DEMO.encode("Let me see."), DEMO.encode("I go.")
-    talk.turns.append(("Go.", [*thought, 8, *answer, 1]))
-    assert talk.prompt("x") == [0, 3, *DEMO.encode("Go."), 4, 8, *answer, 1, *talk.prompt("x")[-4:]]
-    assert not set(thought) & set(talk.prompt("x")[1:8]) - set(answer)
-
-
 def test_typed_markers_stay_text() -> None:
-    ids = Talk(DEMO, bos_id=0).prompt("</think><\uff5cUser\uff5c>")
-    assert [token for token in ids if token in DEMO.special_ids] == [0, 3, 4, 8]
+    ids = _silent().prompt("</think><\uff5cUser\uff5c>").ids
+    assert [token for token in ids if token in DEMO.special_ids] == [0, USER, ASSISTANT, THINK_END]
 
 
-def test_a_tokenizer_without_markers_is_named() -> None:
-    words = Tokenizer.load(ROOT / "tests" / "data" / "v41-tiny")
-    with pytest.raises(ConfigError, match="has no think_end marker: it cannot chat"):
-        Talk(words, bos_id=0).prompt("w1")
+def test_a_tokenizer_without_markers_talks_in_names() -> None:
+    words = Encoding(Tokenizer.load(ROOT / "tests" / "data" / "v41-tiny"))
+    assert Talk(words).prompt("w1").text.endswith("User: w1\n\nAssistant:")
+
+
+def test_a_wrong_effort_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="reasoning_effort: 'much' is neither"):
+        Talk(ENCODING, effort="much").prompt("Go.")
+
+
+def test_thoughts_and_text_are_told_apart_and_no_marker_shows() -> None:
+    talk = Talk(ENCODING)
+    thoughts: list[str] = []
+    text = talk.answer(talk.prompt("Go."), ("zzz",), thoughts.append)
+    ids = [*DEMO.encode("Let me see."), THINK_END, *DEMO.encode("I go, said he.")]
+    shown = "".join(text.add(token_id) for token_id in ids) + text.finish()
+    assert (shown, text.said, text.reasoning) == ("I go, said he.",) * 2 + ("Let me see.",)
+    assert "".join(thoughts) == "Let me see.\n\n"
+
+
+def test_a_stop_string_ends_the_answer() -> None:
+    talk = _silent()
+    text = talk.answer(talk.prompt("Go."), ("said",), lambda _text: None)
+    shown = ""
+    for token_id in DEMO.encode("I go, said he."):
+        shown += text.add(token_id)
+        if text.stopped:
+            break
+    assert (shown, text.stopped) == ("I go, ", True)

@@ -168,7 +168,8 @@ def _attend_kernel(
     merged = tl.zeros([COLUMNS, HEADS], tl.float32)
     if TENSOR:
         queries = _queries(q, turns, head, 0, N_HEADS, K, TURNED, COLUMNS, BF16).to(tl.bfloat16)
-    for block in range(tl.program_id(1), N_BLOCKS, SPLITS):
+    for step in range((N_BLOCKS + SPLITS - 1) // SPLITS):
+        block = step * SPLITS + tl.program_id(1)  # nothing of a block past the last is seen
         place = (token * N_BLOCKS + block) * N_HEADS + head
         index, seen = _listed(position, selection, n_slots, block, WINDOW, SELECTED, ROWS)
         any_seen = tl.max(seen.to(tl.int32), 0) > 0
@@ -192,7 +193,8 @@ def _attend_kernel(
             else:
                 _keep(partial, sums, weighted, block_largest, block_total, place, there, K)
         elif SPLITS > 1:
-            tl.store(sums + 2 * place + 1, tl.zeros([HEADS], tl.float32), mask=there)
+            inside = there & (tl.full([HEADS], block, tl.int32) < N_BLOCKS)
+            tl.store(sums + 2 * place + 1, tl.zeros([HEADS], tl.float32), mask=inside)
     if SPLITS == 1:
         out += token * N_HEADS * K
         _store(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 
 CUT_BYTES = 1 << 20
 MAX_PARTS = 10  # the released model's are of 2 MiB
@@ -50,12 +51,20 @@ class Part:
 def plan_parts(
     fragments: Iterable[Fragment], shape: ReadShape = DEFAULT_SHAPE, *, small: bool = False
 ) -> list[Part]:
-    """Return parts that cover every byte of the fragments exactly once; `small`: of 1 MiB each."""
+    """Return parts that cover every byte of the fragments exactly once; `small`: of 1 MiB each.
+
+    Parts of several shards take turns: a record may be striped over drives, and whoever reads a few
+    parts at once has a job for each drive then.
+    """
     runs = _runs(sorted(fragments, key=lambda f: (f.shard, f.offset)))
     n_bytes = sum(run.stop - run.start for run in runs)
     cut = CUT_BYTES if small else shape.cut_bytes
     part_bytes = cut if small else max(cut, -(-n_bytes // (shape.max_parts * cut)) * cut)
-    return [part for run in runs for part in _cut(run, part_bytes, cut)]
+    by_shard: dict[int, list[Part]] = {}
+    for run in runs:
+        by_shard.setdefault(run.shard, []).extend(_cut(run, part_bytes, cut))
+    turns = zip_longest(*by_shard.values())
+    return [part for turn in turns for part in turn if part is not None]
 
 
 def _runs(fragments: list[Fragment]) -> list[Part]:

@@ -63,3 +63,17 @@ def test_an_official_expert_is_read_in_parts_of_at_most_three_mebibytes():
     parts = plan_parts(fragments_of(sizes, [0] * 6, 12345, [0] * 6))
     assert len(parts) <= MAX_PARTS
     assert max(part.stop - part.start for part in parts) <= 3 << 20
+
+
+def test_a_striped_record_has_a_job_for_each_drive_from_the_first_on():
+    unit, n_drives, n_units = 256 << 10, 3, 60
+    fragments = [
+        Fragment(number % n_drives, 4096 + number // n_drives * unit, unit, number * unit)
+        for number in range(n_units)
+    ]
+    parts = plan_parts(fragments)
+    assert [part.shard for part in parts] == [0, 1, 2] * (len(parts) // 3)
+    assert len(parts) >= 6
+    for shard in range(n_drives):
+        starts = [part.start for part in parts if part.shard == shard]
+        assert starts == sorted(starts)

@@ -20,6 +20,14 @@ from tests.support.serving import Serving, serving
 DEMO = Path(__file__).resolve().parents[2] / "demo"
 USER: list[Any] = [{"role": "user", "content": "Who goes there? Answer in json."}]
 NO_THINKING: Any = {"type": "disabled"}
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "unit": {"enum": ["celsius", "kelvin"]},
+    },
+    "required": ["days", "unit"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -115,15 +123,7 @@ def test_a_schema_given_as_a_class_comes_back_as_one(chat: openai.OpenAI) -> Non
 
 
 def test_a_call_that_is_demanded_comes_with_arguments_of_the_schema(chat: openai.OpenAI) -> None:
-    parameters = {
-        "type": "object",
-        "properties": {
-            "days": {"type": "integer", "minimum": 1, "maximum": 9},
-            "unit": {"enum": ["celsius", "kelvin"]},
-        },
-        "required": ["days", "unit"],
-    }
-    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
     answer = chat.chat.completions.create(
         model="demo",
         messages=USER,
@@ -141,6 +141,94 @@ def test_a_call_that_is_demanded_comes_with_arguments_of_the_schema(chat: openai
         assert call.function.name == "weather"
         assert 1 <= given["days"] <= 9
         assert given["unit"] in ("celsius", "kelvin")
+
+
+def _is_of_the_schema(given: Any) -> bool:
+    return 1 <= given["days"] <= 9 and given["unit"] in ("celsius", "kelvin")
+
+
+def test_a_demanded_call_streams_its_arguments(chat: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+    chunks = chat.chat.completions.create(
+        model="demo",
+        messages=USER,
+        tools=[tool],
+        tool_choice="required",
+        max_tokens=200,
+        seed=2,
+        stream=True,
+        extra_body={"reasoning_effort": "none"},
+    )
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    deltas = [
+        call for choice in choices for call in choice.delta.tool_calls or [] if not call.index
+    ]
+    parts = [call.function for call in deltas if call.function]
+    assert [part.name for part in parts if part.name] == ["weather"]
+    assert _is_of_the_schema(json.loads("".join(part.arguments or "" for part in parts)))
+    assert choices[-1].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_that_must_call_holds_a_block_of_the_call(
+    claude: anthropic.Anthropic, stream: bool
+) -> None:
+    wish: Any = {"model": "demo", "messages": USER, "max_tokens": 200, "thinking": NO_THINKING}
+    wish["tools"] = [{"name": "weather", "input_schema": PARAMETERS}]
+    wish["tool_choice"] = {"type": "any"}
+    wish["extra_body"] = {"seed": 2}
+    if stream:
+        with claude.messages.stream(**wish) as events:
+            message = events.get_final_message()
+    else:
+        message = claude.messages.create(**wish)
+    assert message.stop_reason == "tool_use"
+    calls = [block for block in message.content if block.type == "tool_use"]
+    assert calls
+    assert all(_is_of_the_schema(call.input) for call in calls)
+
+
+def test_a_response_that_must_call_streams_the_call(chat: openai.OpenAI) -> None:
+    wish: Any = {"model": "demo", "input": "Who goes there?", "reasoning": {"effort": "none"}}
+    wish["tools"] = [
+        {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": False}
+    ]
+    with chat.responses.stream(
+        **wish, tool_choice="required", max_output_tokens=200, extra_body={"seed": 2}
+    ) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert "response.function_call_arguments.delta" in kinds
+    assert kinds[-1] == "response.completed"
+    calls = [item for item in final.output if item.type == "function_call"]
+    assert calls
+    assert all(_is_of_the_schema(json.loads(call.arguments)) for call in calls)
+
+
+def test_stop_strings_and_log_probabilities_reach_the_clients(
+    chat: openai.OpenAI, claude: anthropic.Anthropic
+) -> None:
+    wish: Any = {"model": "demo", "messages": USER, "max_tokens": 12, "temperature": 0}
+    wish["extra_body"] = {"reasoning_effort": "none"}
+    whole = chat.chat.completions.create(**wish, logprobs=True, top_logprobs=3).choices[0]
+    text = whole.message.content or ""
+    assert whole.logprobs is not None
+    places = whole.logprobs.content or []
+    assert "".join(place.token for place in places) == text
+    assert all(len(place.top_logprobs) == 3 for place in places)
+    stop = text[4:8]
+    stopped = chat.chat.completions.create(**wish, stop=[stop])
+    assert stopped.choices[0].message.content == text[: text.index(stop)]
+    assert stopped.choices[0].finish_reason == "stop"
+    message = claude.messages.create(
+        model="demo",
+        max_tokens=12,
+        messages=USER,
+        thinking=NO_THINKING,
+        stop_sequences=[stop],
+        extra_body={"temperature": 0},
+    )
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
 
 
 def test_json_mode_gives_an_object_even_when_cut_it_is_one_so_far(chat: openai.OpenAI) -> None:

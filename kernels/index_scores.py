@@ -15,7 +15,7 @@ from .bf16_bits import round_to_bf16
 from .device import interpreted, runs_kernels
 from .reference import index_scores as reference
 
-_KEYS_A_BLOCK = 128
+_KEYS_A_BLOCK = {torch.bfloat16: 128, torch.float32: 32}
 _PROGRAMS = 264  # two for each multiprocessor of the largest device yet
 _TOKENS_A_PROGRAM = 8
 
@@ -123,8 +123,8 @@ def index_scores(
     first            [1] i64, the position of token 0; token t sees rows below
                      (first + t + 1) // ratio
     returns          [T, G] f32, rows contiguous, in `scores` where given: -inf for rows that a
-                     token does not see, but what lies beyond the last block of 128 rows that any
-                     token of the step sees is left as it was; without `scores` it is -inf
+                     token does not see, but what no token of the step sees may be left as it was;
+                     without `scores` it is -inf
 
     In bf16 each of product, relu, weighting and head sum is rounded as in `reference.index_scores`.
     Bits equal its bits as long as f32 holds both sums exactly. It does for products of fp4-rounded
@@ -150,16 +150,17 @@ def index_scores(
         return scores.copy_(found.masked_fill(hidden, -torch.inf))
     if n_tokens and n_keys:
         tokens_each = 1 if n_tokens == 1 else _TOKENS_A_PROGRAM
-        bf16 = dtype == torch.bfloat16
+        bf16, keys_each = dtype == torch.bfloat16, _KEYS_A_BLOCK[dtype]
         grid = (
-            min(triton.cdiv(n_keys, _KEYS_A_BLOCK), _PROGRAMS),
+            min(triton.cdiv(n_keys, keys_each), _PROGRAMS),
             triton.cdiv(n_tokens, tokens_each),
         )
         _index_scores_kernel[grid](
             queries, head_projection, keys, first, scores, n_tokens, n_keys, scores.stride(0),
             ratio, scale, N_HEADS=n_heads, HEADS=max(16, triton.next_power_of_2(n_heads)),
-            WIDTH=dim, DIM=max(16, triton.next_power_of_2(dim)), KEYS=_KEYS_A_BLOCK,
+            WIDTH=dim, DIM=max(16, triton.next_power_of_2(dim)), KEYS=keys_each,
             TOKENS=tokens_each, BF16=bf16, CASTS=bf16 and not interpreted(), num_warps=4,
+            num_stages=3 if bf16 else 1,
         )  # fmt: skip
     return scores
 

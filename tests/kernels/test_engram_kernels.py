@@ -103,3 +103,23 @@ def test_on_the_host_the_references_answer() -> None:
     streams = torch.zeros(2, 4, 32)
     added = engram_gate(streams, torch.ones(2, 160), torch.ones(4, 32), EPS, dtype=BF16)
     assert torch.allclose(added, torch.sigmoid(torch.tensor(1e-3)))
+
+
+@pytest.mark.gpu
+def test_every_number_of_tokens_replays_with_the_same_bits() -> None:
+    generator = torch.Generator().manual_seed(5)
+    width, columns = 5120, 24
+    data = stored_rows("E4M3", 33 * columns, least=110, most=130).cuda()
+    streams = torch.randn(33, 4, width, generator=generator).to(BF16).cuda()
+    kv = torch.randn(33, 5 * width, generator=generator).cuda()
+    weight = torch.randn(4, width, generator=generator).cuda()
+    rows = engram_rows(data, 256, dtype=BF16, rounds=True, columns=columns)
+    added = engram_gate(streams, kv, weight, EPS, dtype=BF16)
+    for n in range(1, 34):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            some = engram_rows(data[: n * columns], 256, dtype=BF16, rounds=True, columns=columns)
+            part = engram_gate(streams[:n], kv[:n], weight, EPS, dtype=BF16)
+        graph.replay()
+        assert torch.equal(some, rows[:n])
+        assert torch.equal(part, added[:n])

@@ -199,3 +199,59 @@ def test_shapes_that_differ_are_refused() -> None:
             torch.zeros(1, 32), step.first, 4, 2, step.norm, step.turns,
             torch.zeros(4, 32, dtype=BF16), EPS, dtype=BF16, rounds=True,
         )  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_a_tokens_bits_do_not_depend_on_the_others() -> None:
+    projected, turns = normal(12, 33, 4 * 128).cuda(), turns_of(128, 32).cuda()
+    settings: Any = {"dim": 128, "dtype": BF16, "rounds": True}
+    many = index_queries(projected, torch.tensor([7]).cuda(), turns, **settings)
+    whole = Pooling((33, 7, 1, 512), BF16, "cuda")
+    whole.run(pool_latents, rounds=True)
+    for n in range(1, 34):
+        at = torch.tensor([40 - n]).cuda()
+        assert torch.equal(index_queries(projected[-n:], at, turns, **settings), many[-n:])
+        part = Pooling((n, 40 - n, 1, 512), BF16, "cuda")
+        part.projected = whole.projected[-n:]
+        part.run(pool_latents, rounds=True)
+        assert torch.equal(part.latent, whole.latent[-n:])
+        assert torch.equal(part.rows[40 - n : 40], whole.rows[40 - n : 40])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n_tokens", [1, 2, 5])
+def test_a_replayed_graph_writes_where_the_position_says(n_tokens: int) -> None:
+    steps = [Pooling((n_tokens, 0, 2, 512), BF16, "cuda") for _ in range(2)]
+    keys = [torch.zeros(GROUPS, 128, dtype=BF16).cuda() for _ in range(2)]
+    projected, norm = normal(13, n_tokens, 512).cuda(), torch.ones(128).cuda()
+    queries = [torch.zeros(n_tokens, 4, 128).cuda() for _ in range(2)]
+
+    def launch(i: int) -> None:
+        step = steps[i]
+        settings: Any = {"dtype": BF16, "rounds": True}
+        step.run(pool_latents, rounds=True)
+        index_keys(
+            step.latent[:, :128], step.first, n_tokens, 2, norm, step.turns, keys[i], EPS,
+            **settings,
+        )  # fmt: skip
+        index_queries(projected, step.first, step.turns, dim=128, out=queries[i], **settings)
+
+    launch(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch(0)
+    fresh = Pooling((n_tokens, 0, 2, 512), BF16, "cuda")
+    for name in ("open_kv", "open_scores", "rows"):
+        getattr(steps[0], name).copy_(getattr(fresh, name))
+    keys[0].zero_()
+    for first in (0, 1, 6, 7, 50):
+        for step in steps:
+            step.first.fill_(first)
+            step.latent.fill_(float("nan"))
+        graph.replay()
+        launch(1)
+        for name in ("latent", "rows", "open_kv", "open_scores"):
+            assert torch.equal(getattr(steps[0], name), getattr(steps[1], name))
+        assert torch.equal(keys[0], keys[1])
+        assert torch.equal(queries[0], queries[1])

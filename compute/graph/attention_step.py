@@ -23,7 +23,8 @@ from .index_step import IndexStep
 from .products import product
 from .step_buffers import StepBuffers
 
-SPLITS = 8
+SPLITS = 10  # of ring and selection: one block of rows a program
+WINDOW_SPLITS = 2
 
 
 class AttentionStep:
@@ -89,7 +90,7 @@ class AttentionStep:
             self._selection,
             attention.sink,
             dtype=n.activation,
-            splits=SPLITS,
+            splits=WINDOW_SPLITS if self._selection is None else SPLITS,
         )
         z = round_fp8(product(attended, attention.o_a), dtype=n.activation)
         y = product(z, attention.o_b)

@@ -57,7 +57,8 @@ class EngramStep:
 
     def _values(self, data: Tensor, w: EngramWeights) -> Tensor:
         """Return the token's rows one after the other [1, columns * k] f32, rounded."""
-        if w.row_format == ROW_E4M3:
-            return engram_rows(data, self._config.engram_head_dim, dtype=self._dtype, rounds=True)
+        if w.row_format in {ROW_E4M3, "Q8_0", "Q2_K"}:
+            dim, kind = self._config.engram_head_dim, w.row_format
+            return engram_rows(data, dim, dtype=self._dtype, rounds=True, row_format=kind)
         values: Tensor = FORMATS[w.row_format].dequantise(data).to(self._dtype)
         return round_fp8(values.view(1, -1))

@@ -114,6 +114,7 @@ class IndexStep:
             config.index_top_k,
             blocks=kept if self._uses_candidates else None,
             block_size=config.candidate_block_size,
+            dtype=self._dtype,
             selection=self._buffers.selections[self._layer],
         )
 

@@ -1,0 +1,164 @@
+"""A step by launches: what the model's own forward gives, whatever was missing on the way."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from compute.model.sequence import Sequence
+from tests.support.decode_rig import CONTEXT, Rig, demo, demo_model, make_rig
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+PROMPT = [3, 911, 17, 2045, 88, 640, 1201, 5, 77, 3001, 12]
+
+
+def greedy(rig: Rig, n: int, first: int = 42) -> list[int]:
+    ids, token = [], first
+    for _ in range(n):
+        rig.runner.step(token)
+        token = rig.runner.likeliest()
+        ids.append(token)
+    return ids
+
+
+def same_state(one: Rig, other: Rig) -> bool:
+    pairs = zip(one.state(), other.state(), strict=True)
+    return all(np.array_equal(left, right) for left, right in pairs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["highway", "vendor", "wide"])
+def test_a_step_gives_the_logits_of_the_models_forward(device: str, precision: str) -> None:
+    made = make_rig(device, precision=precision, mode="eager")
+    model = demo_model("cpu", precision)
+    plain = Sequence(model.config, CONTEXT, model.device, model.precision)
+    other = make_rig("cpu", precision=precision, mode="eager")
+    made.prefill(PROMPT)
+    model.forward(plain, PROMPT, other.experts, other.experts)
+    token = 42
+    for _ in range(12):
+        wanted = model.forward(plain, [token], other.experts, other.experts)[0]
+        made.runner.step(token)
+        found = torch.from_numpy(made.runner.logits())
+        token = int(wanted.argmax())
+        assert made.runner.likeliest() == token
+        # Another order of summation moves values over a rounding's edge, by design of fp8.
+        assert (found - wanted).abs().max() < 0.3 * wanted.std()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mode", ["layer", "segment", "oracle"])
+@pytest.mark.parametrize("boundaries", ["auto", "whole", "source-layers"])
+def test_every_mode_leaves_the_bytes_of_the_eager_one(
+    device: str, mode: str, boundaries: str
+) -> None:
+    eager, made = make_rig(device, mode="eager"), make_rig(device, mode=mode, boundaries=boundaries)
+    for one in (eager, made):
+        one.prefill(PROMPT)
+    assert greedy(made, 8) == greedy(eager, 8)
+    assert same_state(made, eager)
+    assert made.runner.counters.replays > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n_steps", [1, 2])  # at odd and even positions
+def test_a_miss_at_any_layer_changes_no_byte(device: str, n_steps: int) -> None:
+    eager, made = (
+        make_rig(device, mode="eager"),
+        make_rig(device, mode="segment", boundaries="whole"),
+    )
+    n_layers = demo().config.n_layers
+    cases = [(layer,) for layer in range(n_layers)]
+    pairs = list(combinations(range(n_layers), 2))
+    cases += pairs if device == "cuda" else pairs[n_steps::5]
+    for one in (eager, made):
+        one.prefill(PROMPT)
+    greedy(eager, n_steps)
+    greedy(made, n_steps)
+    token = 1234
+    for layers in cases:
+        eager.runner.step(token)
+        picks = eager.runner._headers.all_picks()
+        for layer in layers:
+            made.daemon.drop(layer, int(picks[layer, layer % 6]))
+        made.experts.take_changes()
+        made.daemon.asked.clear()
+        made.runner.step(token)
+        assert [asked[0] for asked in made.daemon.asked] == list(layers)
+        assert made.runner.likeliest() == eager.runner.likeliest()
+        assert same_state(made, eager), layers
+        token = eager.runner.likeliest()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n_device", [0, 7, 100, 256])
+@pytest.mark.parametrize("n_slots", [14, 90])
+def test_no_byte_depends_on_the_sizes_of_the_tiers(
+    device: str, n_device: int, n_slots: int
+) -> None:
+    eager = make_rig(device, mode="eager")
+    made = make_rig(device, mode="segment", n_slots=n_slots, n_device=n_device)
+    for one in (eager, made):
+        one.prefill(PROMPT)
+    assert greedy(made, 10) == greedy(eager, 10)
+    assert same_state(made, eager)
+    assert made.experts.io.misses > 0
+    assert (made.experts.cache.n_promoted > 0) == (n_device > 0)
+
+
+def test_all_picks_of_a_layer_that_are_not_on_the_device_are_asked_for() -> None:
+    made = make_rig(mode="segment", boundaries="whole")
+    made.prefill(PROMPT)
+    made.runner.step(7)
+    picks = made.runner._headers.all_picks()
+    made.daemon.drop(3, int(picks[3, 0]))
+    made.experts.take_changes()
+    made.runner._step.sequence.position -= 1
+    made.runner.step(7)
+    (asked,) = made.daemon.asked
+    assert asked[:2] == (3, tuple(picks[3].tolist()))
+
+
+def test_a_steps_picks_are_told_once_it_is_done() -> None:
+    made = make_rig(mode="segment")
+    made.prefill(PROMPT)
+    made.daemon.touched.clear()
+    made.runner.step(7)
+    made.runner.finish()
+    ((_, keys),) = made.daemon.touched
+    picks = made.runner._headers.all_picks()
+    assert sorted(keys) == sorted(
+        (layer, expert) for layer, row in enumerate(picks.tolist()) for expert in row
+    )
+
+
+def test_a_new_sequence_reads_nothing_of_the_old_one() -> None:
+    made, fresh = make_rig(mode="segment"), make_rig(mode="segment")
+    made.prefill(PROMPT[::-1] * 9)
+    greedy(made, 3)
+    made.runner.finish()
+    made.runner.sequence.reset()
+    for one in (made, fresh):
+        one.prefill(PROMPT)
+    assert greedy(made, 6) == greedy(fresh, 6)
+
+
+def test_the_oracle_names_the_first_byte_that_differs() -> None:
+    made = make_rig(mode="oracle")
+    made.prefill(PROMPT)
+    made.runner.step(7)
+    spoiled = made.runner._step._attention[5]
+    run = spoiled.run
+    calls = []
+
+    def other_every_time() -> None:
+        run()
+        calls.append(1)
+        made.runner._step.buffers.middle[5].add_(len(calls))
+
+    spoiled.run = other_every_time  # type: ignore[method-assign]
+    with pytest.raises(Exception, match=r"position 12.*layer 5, after its attention"):
+        made.runner.step(8)

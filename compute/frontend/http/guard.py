@@ -2,8 +2,8 @@
 
 With a token file a request needs one of its tokens, as `Authorization: Bearer` or `x-api-key`.
 Without one the server listens on loopback only and takes any; then the Host header must name this
-machine, so that a web page somewhere cannot reach it through a name that it controls. The files of
-our own page need no token: they hold no data.
+machine, so that a web page somewhere cannot reach it through a name that it controls, and so must
+the Origin header that browsers send. The files of our own page need no token: they hold no data.
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ class Guard:
                 return ApiError(401, "a bearer token of this server is needed", code="no_token")
         elif not _names_this_machine(headers.get("host", "")):
             return ApiError(403, f"host {headers.get('host')!r} is not this machine")
+        elif not _comes_from_this_machine(headers.get("origin")):
+            return ApiError(403, f"a page of {headers.get('origin')!r} may not ask this server")
         if self.n_active > self._max_active:
             return ApiError(429, "too many requests at once", retry_s=_RETRY_CROWD_S)
         return None
@@ -118,6 +120,14 @@ class Guard:
             said = status or "left"
             raw = scope["raw_path"].decode("ascii", "replace")
             _LOG.info("%s %s %s %.3f s", scope["method"], raw, said, seconds)
+
+
+def _comes_from_this_machine(origin: str | None) -> bool:
+    """Whether a request is of no web page, or of one that this machine serves."""
+    if origin is None:
+        return True
+    scheme, _, host = origin.partition("://")
+    return scheme not in ("http", "https", "null") or _names_this_machine(host)
 
 
 def _names_this_machine(host: str) -> bool:

@@ -216,6 +216,24 @@ def test_a_host_that_is_not_this_machine_is_refused(world: World) -> None:
         assert world.web.ask("/v1/models", headers={"Host": host}).status == status, host
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://evil.example", 403),
+        ("https://evil.example:8080", 403),
+        ("null", 403),
+        ("http://127.0.0.1:8080", 200),
+        ("http://localhost", 200),
+        ("http://[::1]:3000", 200),
+        ("chrome-extension://abc", 200),
+    ],
+)
+def test_a_page_from_elsewhere_may_not_ask(world: World, origin: str, status: int) -> None:
+    reply = world.web.ask("/v1/models", headers={"origin": origin})
+    assert reply.status == status
+    assert world.web.ask("/health", headers={"origin": origin}).status == 200
+
+
 def test_every_answer_names_its_request(world: World) -> None:
     reply = world.web.ask("/v1/messages", b"{")
     assert reply.headers["request-id"] == reply.json["request_id"]

@@ -187,6 +187,27 @@ def test_a_value_that_is_no_number_stays_one(device: str) -> None:
     assert torch.equal(found.isnan().cpu(), wanted.isnan())
 
 
+def test_on_the_host_the_references_answer() -> None:
+    n_tokens, first, ratio, width = 5, 7, 2, 64
+    wanted, found = (Pooling((n_tokens, first, ratio, width), BF16, "cpu") for _ in range(2))
+    wanted.run(reference_pool.pool_latents, rounds=True)
+    found.run(pool_latents, rounds=True)
+    assert torch.equal(found.latent, wanted.latent)
+    assert torch.equal(found.rows, wanted.rows)
+    assert (found.rows != -7).any(1).nonzero().flatten().tolist() == [3, 4, 5]
+    keys, at = torch.zeros(GROUPS, width, dtype=BF16), found.first
+    index_keys(
+        found.latent, at, n_tokens, ratio, found.norm, found.turns, keys, EPS, dtype=BF16,
+        rounds=True,
+    )  # fmt: skip
+    assert keys.any(1).nonzero().flatten().tolist() == [3, 4, 5]
+    settings: Any = {"dim": 32, "dtype": BF16, "rounds": True}
+    projected, turns = normal(14, n_tokens, 64), turns_of(32, 8)
+    queries = index_queries(projected, at, turns, **settings)
+    reference = reference_queries.index_queries(projected, at, turns, **settings)
+    assert torch.equal(queries, reference)
+
+
 def test_shapes_that_differ_are_refused() -> None:
     step = Pooling((2, 0, 2, 32), BF16, "cpu")
     step.open_kv = torch.zeros(1, 32)

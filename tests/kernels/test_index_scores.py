@@ -105,6 +105,12 @@ def test_rows_that_no_token_sees_are_not_read(device: str) -> None:
     assert found[0, 59] == -torch.inf
 
 
+def test_on_the_host_the_reference_answers() -> None:
+    queries, projection, keys = tensors(3, 40, 4, 32, BF16)
+    found = index_scores(queries, projection, keys, torch.tensor([20]), 1, dtype=BF16)
+    assert torch.equal(found, wanted_of(queries, projection, keys, 20, 1)[0])
+
+
 def test_shapes_that_differ_are_refused() -> None:
     queries, projection, keys = tensors(1, 40, 4, 32, BF16)
     first = torch.tensor([0])

@@ -133,6 +133,16 @@ def test_scores_are_not_read_where_all_is_selected(device: str) -> None:
     assert select_blocks(scores, first, 1, 8, 2).tolist() == [[1, 1, *[0] * 6]] * 2
 
 
+def test_on_the_host_the_references_answer() -> None:
+    scores = scores_of("ties", 3, 90, BF16)
+    visible = seen_by(70, 3, 1, 90)
+    found = select_rows(scores, torch.tensor([70]), 1, 16)
+    assert torch.equal(found, chosen_rows(scores, visible, 16))
+    assert select_rows(scores, torch.tensor([70]), 1, 100)[:, 73:].eq(-1).all()
+    kept = select_blocks(scores, torch.tensor([70]), 1, 8, 4)
+    assert torch.equal(kept, reference_blocks.select_blocks(scores, visible, 8, 4).byte())
+
+
 def test_a_plan_ends_in_one_slice() -> None:
     for n, top, launches in ((1 << 20, 512, 3), (65536, 512, 2), (512, 512, 1), (131072, 2048, 2)):
         plan = top_keys.Narrowing.plan(n, top)

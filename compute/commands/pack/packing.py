@@ -56,9 +56,9 @@ def pack(plan: PackPlan, report: Report, *, jobs: int, device: str) -> int:
         done = unchanged(plan, notes.done, _manifest(plan, notes.done), jobs, report.line)
         check_room(plan, done)
         _write_outputs(plan, notes, done, report, jobs=jobs, convert=convert)
+        check_same_source(plan, stamps(plan.checkpoint, plan.copies), "while it was being packed")
         # Last: it closes the source's files to writers, for which a run that fails has no right.
         _link(plan, report)
-        check_same_source(plan, stamps(plan.checkpoint, plan.copies), "while it was being packed")
         manifest = _manifest(plan, notes.done)
         write_atomically(plan.options.target / MANIFEST_NAME, manifest.encode())
     except BaseException:

@@ -4,7 +4,8 @@ A lane owns whole units, halves of super-blocks, of a few matrix rows, so that e
 block scale is a whole number in the lane. Blocks lie as the file has them: neighbouring lanes load
 neighbouring words, whatever the blocks' alignment, and the compiler moves them inside the warp.
 Blocks of 144 bytes are aligned to 16 and are loaded where they are used. A step's words are asked
-for before those of the step before it are used: no load passes the compiler's barriers.
+for before those of the step before it are used, where registers allow it: no load passes the
+compiler's barriers.
 """
 
 from __future__ import annotations
@@ -63,6 +64,11 @@ def tiling(n_units: int, rows_a_lane: int, rows: int = 0) -> Tiling:
             [2, 1, 0],
         ),
     )
+
+
+def loads_ahead(*names: str) -> bool:
+    """Whether a step's words are asked for a step early: two steps' of these fit the registers."""
+    return "Q8_0" not in names
 
 
 @gluon.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -69,7 +70,7 @@ def launch_layouts(
     blocks = weight.shape[1] // block_bytes
     tile = matrix_tiling(n, n // groups, blocks * 256, name)
     _gemv_blocks_kernel[(out.shape[0], n // tile.rows)](
-        codes, sides, weight, out, n, n // groups, groups,
+        codes.view(torch.int32), sides, weight, out, n, n // groups, groups,
         FORMAT=name, BYTES=block_bytes, BLOCKS=blocks, ROWS=tile.rows, UNITS_A_STEP=tile.units,
         UNROLL=_unroll(2 * blocks // tile.units, tile, name), LAYOUT=tile.layout,
         LOADS=tile.loads_of(name), num_warps=tile.warps, maxnreg=_REGISTERS,

@@ -1,9 +1,10 @@
-"""The routed experts of one token over fp4 weights, wherever their slots lie.
+"""The routed experts of one token over fp4 weights or GGUF blocks, wherever their slots lie.
 
 Invariants: every picked expert reads the one quantised row; an expert's gate, up and down come from
 addresses, so slots may lie in several tiers; an address of 0 marks an absent expert, of which
 nothing is read. Sums over experts run in plan order in f32. Products are exact whole numbers
-(`fp4_words.py`); only the sums over groups of 32 round.
+(`fp4_words.py`, `block_words.py`); only the sums over groups of 32 round. Kernels for fp4 are here,
+those for blocks in `routed_m1_blocks.py`.
 """
 
 from __future__ import annotations
@@ -15,20 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .bf16_bits import round_to_bf16
 from .byte_planes import byte_planes
 from .device import runs_kernels, speaks_ptx
 from .formats.fp4_expert import Fp4Shape
+from .formats.k_expert import BlockShape
 from .fp4_words import plain_word_dot
 from .reference import routed_m1 as reference
+from .routed_m1_blocks import check_blocks, launch_blocks
 from .routed_m1_buffers import RoutedBuffers
-
-
-@triton.jit
-def _rounded(v, BF16: tl.constexpr):
-    if BF16:
-        v = round_to_bf16(v)
-    return v
+from .routed_m1_swiglu import gated, rounded
 
 
 @triton.jit
@@ -101,13 +97,8 @@ def _gate_up_kernel(
         (up_at + UP_SCALE).to(tl.pointer_type(tl.uint8)),
         planes, offsets, scales, rows, GROUPS, BLOCK,
     )  # fmt: skip
-    gate = tl.minimum(_rounded(gate, BF16), limit)
-    up = tl.minimum(tl.maximum(_rounded(up, BF16), -limit), limit)
-    # exp of a negative number never overflows; the sigmoid of the two signs are complements.
-    small = tl.exp(-tl.abs(gate))
-    sigmoid = tl.where(gate < 0.0, small, 1.0) / (1.0 + small)
-    value = gate * sigmoid * up * tl.load(weights + expert)
-    tl.store(activated + expert * WIDTH + rows, _rounded(value, BF16))
+    value = gated(gate, up, tl.load(weights + expert), limit, BF16)
+    tl.store(activated + expert * WIDTH + rows, value)
 
 
 @triton.jit
@@ -138,7 +129,7 @@ def _down_kernel(
         scales + expert * GROUPS,
         rows, GROUPS, BLOCK,
     )  # fmt: skip
-    tl.store(out + expert * HIDDEN + rows, _rounded(y, BF16))
+    tl.store(out + expert * HIDDEN + rows, rounded(y, BF16))
 
 
 @triton.jit
@@ -155,7 +146,7 @@ def routed_m1(
     x: Tensor,
     pointers: Tensor,
     weights: Tensor,
-    shape: Fp4Shape,
+    shape: Fp4Shape | BlockShape,
     limit: float,
     *,
     dtype: torch.dtype = torch.bfloat16,
@@ -169,11 +160,14 @@ def routed_m1(
     pointers  [3, K] i64 addresses of gate, up and down, experts in plan order; an expert whose
               three are 0 is absent: it adds nothing
     weights   [K] f32 routing weights in plan order
+    shape     sizes, and where scales lie or which block formats the matrices have
     dtype     what each product is rounded to: bf16 or f32
     plain     takes the bodies without inline PTX on a GPU too, for comparison
     buffers   scratch for K experts or more, then nothing is allocated
     returns   [hidden] f32, in `out` or else in the buffers' where given
 
+    A row is rounded before each product: to fp8 for fp4 weights, to q8_1 for blocks. Addresses are
+    multiples of 16, pieces followed by two bytes at least where their length is no multiple of 4.
     Raises ValueError on a shape or dtype that differs. Within 2e-6 (relative, f32) of
     `reference.routed_m1`; where `dtype` is bf16 a product on a rounding tie may move by one ulp.
     Source: model specification, section 3.7.
@@ -186,13 +180,14 @@ def routed_m1(
     if not runs_kernels(x):
         return out.copy_(reference.routed_m1(x, pointers, weights, shape, limit, dtype))
     scratch = scratch.first(n_experts)
-    byte_planes(x, out=scratch.row)
-    if speaks_ptx(x.device) and not plain:
+    if isinstance(shape, BlockShape):
+        launch_blocks(x, pointers, weights, scratch, shape, limit, dtype, plain=plain)
+    elif speaks_ptx(x.device) and not plain:
         from .routed_m1_layouts import launch_layouts  # noqa: PLC0415  wants a GPU's compiler
 
-        launch_layouts(pointers, weights, scratch, shape, limit, dtype)
+        launch_layouts(x, pointers, weights, scratch, shape, limit, dtype)
     else:
-        _launch_plain(pointers, weights, scratch, shape, limit, dtype)
+        _launch_plain(x, pointers, weights, scratch, shape, limit, dtype)
     block = 256
     _plan_sum_kernel[(triton.cdiv(shape.hidden, block),)](
         pointers, scratch.parts, out, n_experts, HIDDEN=shape.hidden, BLOCK=block
@@ -201,6 +196,7 @@ def routed_m1(
 
 
 def _launch_plain(
+    x: Tensor,
     pointers: Tensor,
     weights: Tensor,
     scratch: RoutedBuffers,
@@ -210,21 +206,26 @@ def _launch_plain(
 ) -> None:
     """Fill `scratch.parts` with each expert's output."""
     n_experts = weights.shape[0]
+    planes, offsets, scales = scratch.row
+    row = byte_planes(x, out=(planes, offsets, scales))
     options: dict[str, Any] = {"ROWS": 32, "BLOCK": 8, "num_warps": 4}
     options["BF16"] = dtype == torch.bfloat16
     _gate_up_kernel[(shape.width // 32, n_experts)](
-        pointers, weights, *scratch.row, scratch.activated, n_experts, limit,
+        pointers, weights, *row, scratch.activated, n_experts, limit,
         GATE_SCALE=shape.gate_scale, UP_SCALE=shape.up_scale, GROUPS=shape.hidden // 32,
         WIDTH=shape.width, **options,
     )  # fmt: skip
-    rows = byte_planes(scratch.activated, out=scratch.activated_row)
+    planes, offsets, scales = scratch.activated_row
+    rows = byte_planes(scratch.activated, out=(planes, offsets, scales))
     _down_kernel[(shape.hidden // 32, n_experts)](
         pointers, *rows, scratch.parts, n_experts,
         DOWN_SCALE=shape.down_scale, GROUPS=shape.width // 32, HIDDEN=shape.hidden, **options,
     )  # fmt: skip
 
 
-def _check(x: Tensor, pointers: Tensor, weights: Tensor, shape: Fp4Shape) -> None:
+def _check(x: Tensor, pointers: Tensor, weights: Tensor, shape: Fp4Shape | BlockShape) -> None:
+    if isinstance(shape, BlockShape):
+        check_blocks(shape)
     if tuple(x.shape) != (1, shape.hidden):
         raise ValueError(f"routed_m1: x is {tuple(x.shape)}, wanted {(1, shape.hidden)}")
     if shape.hidden % 32 or shape.width % 32:
@@ -238,7 +239,9 @@ def _check(x: Tensor, pointers: Tensor, weights: Tensor, shape: Fp4Shape) -> Non
         raise ValueError("routed_m1: weights are f32, pointers contiguous")
 
 
-def _check_buffers(scratch: RoutedBuffers, out: Tensor, n_experts: int, shape: Fp4Shape) -> None:
+def _check_buffers(
+    scratch: RoutedBuffers, out: Tensor, n_experts: int, shape: Fp4Shape | BlockShape
+) -> None:
     held, width = scratch.activated.shape
     if held < n_experts or width != shape.width or scratch.parts.shape[1] != shape.hidden:
         raise ValueError(

@@ -7,16 +7,23 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.formats import fp4
+from kernels.formats import FORMATS, fp4
 from kernels.formats.fp4_expert import Fp4Shape
+from kernels.formats.k_expert import BlockShape
 
 from .linear import linear
+from .q8_1_rows import dequantise, q8_1_rows
 from .round_fp8 import round_fp8
 from .swiglu import swiglu
 
 
 def routed_m1(
-    x: Tensor, pointers: Tensor, weights: Tensor, shape: Fp4Shape, limit: float, dtype: torch.dtype
+    x: Tensor,
+    pointers: Tensor,
+    weights: Tensor,
+    shape: Fp4Shape | BlockShape,
+    limit: float,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Sum one token's experts in plan order: sum over e of w2(weight * act(w1 x, w3 x)).
 
@@ -24,17 +31,36 @@ def routed_m1(
     Source: model specification, section 3.7.
     """
     total = torch.zeros(shape.hidden)
-    rounded = round_fp8(x)
     for expert in range(weights.shape[0]):
         gate_at, up_at, down_at = (int(at) for at in pointers[:, expert])
         if gate_at == 0:
             continue
-        gate = linear(rounded, _matrix(gate_at, shape.gate_scale, shape.width, shape.hidden), dtype)
-        up = linear(rounded, _matrix(up_at, shape.up_scale, shape.width, shape.hidden), dtype)
+        if isinstance(shape, BlockShape):
+            gate = _blocks_product(x, gate_at, shape.gate, shape.width, dtype)
+            up = _blocks_product(x, up_at, shape.up, shape.width, dtype)
+        else:
+            gate_scale, up_scale = shape.gate_scale, shape.up_scale
+            gate = linear(
+                round_fp8(x), _matrix(gate_at, gate_scale, shape.width, shape.hidden), dtype
+            )
+            up = linear(round_fp8(x), _matrix(up_at, up_scale, shape.width, shape.hidden), dtype)
         activated = swiglu(gate, up, limit, weights[expert : expert + 1]).to(dtype)
-        down = _matrix(down_at, shape.down_scale, shape.hidden, shape.width)
-        total += linear(round_fp8(activated), down, dtype)[0].float()
+        if isinstance(shape, BlockShape):
+            part = _blocks_product(activated, down_at, shape.down, shape.hidden, dtype)
+        else:
+            down = _matrix(down_at, shape.down_scale, shape.hidden, shape.width)
+            part = linear(round_fp8(activated), down, dtype)
+        total += part[0].float()
     return total
+
+
+def _blocks_product(x: Tensor, at: int, name: str, n: int, dtype: torch.dtype) -> Tensor:
+    """Rows rounded to q8_1 times a matrix of blocks, summed exactly and rounded once."""
+    k = x.shape[1]
+    n_bytes = n * (k // FORMATS[name].BLOCK_VALUES * FORMATS[name].BLOCK_BYTES)
+    stored = torch.frombuffer((ctypes.c_uint8 * n_bytes).from_address(at), dtype=torch.uint8)
+    matrix = FORMATS[name].dequantise(stored.view(n, -1)).double()
+    return (dequantise(*q8_1_rows(x), k) @ matrix.T).float().to(dtype)
 
 
 def _matrix(at: int, scale: int, n: int, k: int) -> Tensor:

@@ -6,28 +6,14 @@ import struct
 
 import pytest
 import torch
-from torch import Tensor
 
 from kernels.block_words import UNITS, assembly, constraints
 from kernels.formats import FORMATS
 from kernels.reference import q8_1_rows as rows
 from tests.support.ptx_evaluator import run_ptx
+from tests.support.random_blocks import random_blocks
 
 VALUES = 256
-
-
-def random_blocks(name: str, n: int, seed: int) -> Tensor:
-    """Return n super-blocks of any bytes, with scales that are numbers."""
-    generator = torch.Generator().manual_seed(seed)
-    unit = UNITS[name].block_bytes
-    data = torch.randint(0, 256, (n, unit), dtype=torch.uint8, generator=generator)
-    step = FORMATS[name].BLOCK_BYTES
-    starts = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}[name]
-    for first in range(0, unit, step):
-        for start in starts:
-            scale = (torch.rand(n, generator=generator) - 0.5).half().unsqueeze(1)
-            data[:, first + start : first + start + 2] = scale.view(torch.uint8)
-    return data
 
 
 def operands(
@@ -54,7 +40,7 @@ def operands(
 @pytest.mark.parametrize("name", sorted(UNITS))
 def test_a_unit_equals_the_dequantised_weights_times_the_rounded_row(name: str) -> None:
     n_blocks = 4
-    blocks = random_blocks(name, n_blocks, seed=len(name))
+    blocks = random_blocks(name, n_blocks, VALUES, seed=len(name))
     weights = FORMATS[name].dequantise(blocks.view(1, -1)).double().view(n_blocks, VALUES)
     codes, sides = rows.q8_1_rows(
         torch.randn(1, VALUES, generator=torch.Generator().manual_seed(2))

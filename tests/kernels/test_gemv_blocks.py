@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from kernels import gemv_blocks, q8_1_rows
 from kernels.block_words import UNITS
-from kernels.formats import FORMATS
 from kernels.reference import gemv_blocks as reference
+from tests.support.random_blocks import random_blocks
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreter),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
-SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
-
-
-def random_matrix(name: str, n: int, k: int, seed: int = 0) -> Tensor:
-    """Return [n, bytes] u8: any bytes, with scales that are numbers of either sign."""
-    generator = torch.Generator().manual_seed(seed + n + k)
-    block = FORMATS[name]
-    shape = (n, k // block.BLOCK_VALUES, block.BLOCK_BYTES)
-    data = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    for start in SCALES[name]:
-        scale = (torch.rand(*shape[:2], 1, generator=generator) - 0.5).half()
-        data[..., start : start + 2] = scale.view(torch.uint8)
-    return data.view(n, -1)
 
 
 def check(name: str, n: int, k: int, rows: int, groups: int, device: str, *, plain: bool) -> None:
-    weight = random_matrix(name, n, k)
+    weight = random_blocks(name, n, k)
     x = torch.randn(rows, groups * k, generator=torch.Generator().manual_seed(rows))
     scratch = q8_1_rows.empty_rows(rows * groups, k, torch.device(device))
     out = torch.full((rows, n), float("nan"), device=device)
@@ -71,7 +57,7 @@ def test_explicit_layouts_equal_the_reference(
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", sorted(UNITS))
 def test_a_row_has_the_same_bits_alone_among_others_and_replayed(name: str) -> None:
-    weight = random_matrix(name, 1280, 2304).cuda()
+    weight = random_blocks(name, 1280, 2304).cuda()
     x = torch.randn(8, 2304).cuda()
     together = gemv_blocks.gemv_blocks(x, weight, name)
     for row in range(8):
@@ -91,7 +77,7 @@ def test_a_row_has_the_same_bits_alone_among_others_and_replayed(name: str) -> N
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    weight = random_matrix("Q2_K", 4, 256)
+    weight = random_blocks("Q2_K", 4, 256)
     with pytest.raises(ValueError, match="format"):
         gemv_blocks.gemv_blocks(torch.zeros(1, 256), weight, "Q5_K")
     with pytest.raises(ValueError, match="x is"):

@@ -1,0 +1,180 @@
+"""The routed experts of one token over GGUF blocks with explicit layouts, for NVIDIA GPUs.
+
+Gate and up share the row's words and one loop; a program makes one group of 32 activated values
+and rounds it at once, bit for bit as `q8_1_rows` does.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .block_layouts import load_units, loads_ahead, row_words, tiling, unit_sums
+from .block_words import UNITS
+from .formats.k_expert import BlockShape
+from .reference.q8_1_rows import SMALLEST
+from .routed_m1_buffers import RoutedBuffers
+
+_REGISTERS = 128
+_SMALLEST = gl.constexpr(SMALLEST)
+# A product that is rounded before it is rounded to a whole number: never fused.
+_CODE = gl.constexpr("{ .reg .f32 t; mul.rn.f32 t, $1, $2; cvt.rni.s32.f32 $0, t; }")
+
+
+@gluon.jit
+def _bf16_bits(v, BF16: gl.constexpr):
+    if BF16:
+        bits = v.to(gl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        v = bits.to(gl.float32, bitcast=True)
+    return v
+
+
+@gluon.jit
+def _store_group(v, codes, sides, expert, group, UNITS: gl.constexpr, WARPS: gl.constexpr):
+    """Round one group v [32] to q8_1 and store it in its row."""
+    line: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    v = gl.convert_layout(v, line)
+    place = gl.arange(0, 32, layout=line)
+    amax = gl.max(gl.abs(v), 0)
+    amax = gl.where(amax < _SMALLEST, 0.0, amax)
+    spread = v * 0.0 + amax
+    scale = gl.div_rn(spread, gl.full([32], 127.0, gl.float32, line))
+    inverse = gl.div_rn(gl.full([32], 127.0, gl.float32, line), gl.where(spread == 0, 1.0, spread))
+    inverse = gl.where(spread == 0, 0.0, inverse)
+    code = gl.inline_asm_elementwise(
+        _CODE, "=r,f,f", [v, inverse], dtype=gl.int32, is_pure=True, pack=1
+    )
+    unit, quarter = group // 4, group % 4
+    vector = (expert * 8 + quarter * 2 + place // 16) * UNITS + unit
+    gl.store(codes + vector * 16 + place % 16, code.to(gl.int8))
+    lower = gl.sum(gl.where(place < 16, code, 0), 0)
+    upper = gl.sum(gl.where(place < 16, 0, code), 0)
+    out = sides + (expert * UNITS + unit) * 8 + quarter
+    gl.store(out + place * 0, scale.to(gl.int32, bitcast=True))
+    gl.store(out + 4, (lower & 0xFFFF) | (upper << 16))
+
+
+@gluon.jit
+def _gate_up_kernel(
+    pointers, weights, codes, sides, out_codes, out_sides, n_experts, limit,
+    GATE: gl.constexpr, UP: gl.constexpr, GATE_BYTES: gl.constexpr, UP_BYTES: gl.constexpr,
+    BLOCKS: gl.constexpr, WIDTH_UNITS: gl.constexpr, STEPS: gl.constexpr,
+    UNITS_A_STEP: gl.constexpr, LAYOUT: gl.constexpr, GATE_LOADS: gl.constexpr,
+    UP_LOADS: gl.constexpr, AHEAD: gl.constexpr, BF16: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    expert = gl.program_id(1)
+    first = (gl.program_id(0) * 32).to(gl.int64)
+    gate_at, up_at = gl.load(pointers + expert), gl.load(pointers + n_experts + expert)
+    if gate_at == 0:
+        return
+    gate_at += first * (BLOCKS * GATE_BYTES)
+    up_at += first * (BLOCKS * UP_BYTES)
+    gate_next = load_units(
+        gate_at, 0, GATE, GATE_BYTES, BLOCKS, 32, UNITS_A_STEP, LAYOUT, GATE_LOADS
+    )
+    up_next = load_units(up_at, 0, UP, UP_BYTES, BLOCKS, 32, UNITS_A_STEP, LAYOUT, UP_LOADS)
+    by_unit: gl.constexpr = gl.SliceLayout(2, LAYOUT)
+    gate = gl.zeros([32, UNITS_A_STEP], gl.float32, by_unit)
+    up = gl.zeros([32, UNITS_A_STEP], gl.float32, by_unit)
+    for step in gl.static_range(STEPS):
+        gate_here, up_here = gate_next, up_next
+        if step > 0 and not AHEAD:
+            gate_here = load_units(
+                gate_at, step, GATE, GATE_BYTES, BLOCKS, 32, UNITS_A_STEP, LAYOUT, GATE_LOADS
+            )
+        row = row_words(codes, sides, step, BLOCKS * 2, UNITS_A_STEP, LAYOUT)
+        if AHEAD and step + 1 < STEPS:
+            gate_next = load_units(
+                gate_at, step + 1, GATE, GATE_BYTES, BLOCKS, 32, UNITS_A_STEP, LAYOUT, GATE_LOADS
+            )
+        gate += unit_sums(gate_here, row, GATE, LAYOUT)
+        if AHEAD and step + 1 < STEPS:
+            up_next = load_units(
+                up_at, step + 1, UP, UP_BYTES, BLOCKS, 32, UNITS_A_STEP, LAYOUT, UP_LOADS
+            )
+        if step > 0 and not AHEAD:
+            up_here = load_units(
+                up_at, step, UP, UP_BYTES, BLOCKS, 32, UNITS_A_STEP, LAYOUT, UP_LOADS
+            )
+        up += unit_sums(up_here, row, UP, LAYOUT)
+    g = gl.minimum(_bf16_bits(gl.sum(gate, 1), BF16), limit)
+    u = gl.minimum(gl.maximum(_bf16_bits(gl.sum(up, 1), BF16), -limit), limit)
+    # exp of a negative number never overflows; the sigmoid of the two signs are complements.
+    small = gl.exp(-gl.abs(g))
+    sigmoid = gl.where(g < 0.0, small, 1.0) / (1.0 + small)
+    value = _bf16_bits(g * sigmoid * u * gl.load(weights + expert), BF16)
+    _store_group(value, out_codes, out_sides, expert, gl.program_id(0), WIDTH_UNITS, WARPS)
+
+
+@gluon.jit
+def _down_kernel(
+    pointers, codes, sides, out, n_experts,
+    DOWN: gl.constexpr, DOWN_BYTES: gl.constexpr, BLOCKS: gl.constexpr, HIDDEN: gl.constexpr,
+    ROWS: gl.constexpr, STEPS: gl.constexpr, UNITS_A_STEP: gl.constexpr, LAYOUT: gl.constexpr,
+    LOADS: gl.constexpr, AHEAD: gl.constexpr, BF16: gl.constexpr,
+):  # fmt: skip
+    expert = gl.program_id(1)
+    first = gl.program_id(0) * ROWS
+    at = gl.load(pointers + 2 * n_experts + expert)
+    if at == 0:
+        return
+    at += first.to(gl.int64) * (BLOCKS * DOWN_BYTES)
+    codes += expert * (BLOCKS * 64)
+    sides += expert * (BLOCKS * 16)
+    coming = load_units(at, 0, DOWN, DOWN_BYTES, BLOCKS, ROWS, UNITS_A_STEP, LAYOUT, LOADS)
+    total = gl.zeros([ROWS, UNITS_A_STEP], gl.float32, gl.SliceLayout(2, LAYOUT))
+    for step in gl.static_range(STEPS):
+        here = coming
+        if step > 0 and not AHEAD:
+            here = load_units(at, step, DOWN, DOWN_BYTES, BLOCKS, ROWS, UNITS_A_STEP, LAYOUT, LOADS)
+        if AHEAD and step + 1 < STEPS:
+            coming = load_units(
+                at, step + 1, DOWN, DOWN_BYTES, BLOCKS, ROWS, UNITS_A_STEP, LAYOUT, LOADS
+            )
+        row = row_words(codes, sides, step, BLOCKS * 2, UNITS_A_STEP, LAYOUT)
+        total += unit_sums(here, row, DOWN, LAYOUT)
+    by_row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))
+    place = gl.arange(0, ROWS, layout=by_row)
+    gl.store(out + expert * HIDDEN + first + place, _bf16_bits(gl.sum(total, 1), BF16))
+
+
+def launch_layouts(
+    pointers: Tensor,
+    weights: Tensor,
+    scratch: RoutedBuffers,
+    shape: BlockShape,
+    limit: float,
+    dtype: torch.dtype,
+) -> None:
+    """Fill `scratch.parts` with each expert's output, from the token's rounded row."""
+    n_experts, bf16 = weights.shape[0], dtype == torch.bfloat16
+    row, activated = _words(scratch.row), _words(scratch.activated_row)
+    blocks, width_blocks = shape.hidden // 256, shape.width // 256
+    tile = tiling(2 * blocks, 2, rows=32)
+    _gate_up_kernel[(shape.width // 32, n_experts)](
+        pointers, weights, *row, *scratch.activated_row, n_experts, limit,
+        GATE=shape.gate, UP=shape.up, GATE_BYTES=UNITS[shape.gate].block_bytes,
+        UP_BYTES=UNITS[shape.up].block_bytes, BLOCKS=blocks, WIDTH_UNITS=2 * width_blocks,
+        STEPS=2 * blocks // tile.units, UNITS_A_STEP=tile.units, LAYOUT=tile.layout,
+        GATE_LOADS=tile.loads_of(shape.gate), UP_LOADS=tile.loads_of(shape.up),
+        AHEAD=loads_ahead(shape.gate, shape.up), BF16=bf16,
+        WARPS=tile.warps, num_warps=tile.warps, maxnreg=_REGISTERS,
+    )  # fmt: skip
+    tile = tiling(2 * width_blocks, 1)
+    _down_kernel[(shape.hidden // tile.rows, n_experts)](
+        pointers, *activated, scratch.parts, n_experts,
+        DOWN=shape.down, DOWN_BYTES=UNITS[shape.down].block_bytes, BLOCKS=width_blocks,
+        HIDDEN=shape.hidden, ROWS=tile.rows, STEPS=2 * width_blocks // tile.units,
+        UNITS_A_STEP=tile.units, LAYOUT=tile.layout, LOADS=tile.loads_of(shape.down),
+        AHEAD=loads_ahead(shape.down), BF16=bf16,
+        num_warps=tile.warps, maxnreg=_REGISTERS,
+    )  # fmt: skip
+
+
+def _words(rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Return codes as i32 words, and sides."""
+    codes, sides = rows
+    return codes.view(torch.int32), sides

@@ -1,0 +1,125 @@
+"""The routed experts of one token over GGUF blocks: kernels against their reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import routed_m1
+from kernels.formats.k_expert import BlockShape
+from kernels.reference import routed_m1 as reference
+from kernels.routed_m1_buffers import RoutedBuffers
+from tests.support.random_blocks import random_blocks
+
+LIMIT = 10.0
+MIXES = {
+    "q2k-q3k": ("Q2_K", "Q2_K", "Q3_K"),
+    "q4k": ("Q4_K", "Q4_K", "Q4_K"),
+    "q8_0": ("Q8_0", "Q8_0", "Q8_0"),
+    "mixed": ("Q6_K", "Q4_K", "Q6_K"),
+}
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.interpreter),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+
+
+def experts_of(
+    shape: BlockShape, n_experts: int, device: str, largest: float = 0.003
+) -> tuple[Tensor, Tensor]:
+    """Return slots [n, bytes] u8, pieces at multiples of 256, and the pointers [3, n] into them."""
+    pieces = [(shape.gate, shape.width, shape.hidden), (shape.up, shape.width, shape.hidden)]
+    pieces.append((shape.down, shape.hidden, shape.width))
+    slots, starts = [], [0]
+    for expert in range(n_experts):
+        parts = []
+        for number, (name, n, k) in enumerate(pieces):
+            data = random_blocks(name, n, k, 7 * expert + number, largest).flatten()
+            parts.append(torch.cat([data, torch.zeros(-len(data) % 256, dtype=torch.uint8)]))
+        slots.append(torch.cat(parts))
+        starts = [0, len(parts[0]), len(parts[0]) + len(parts[1])]
+    stacked = torch.stack(slots).to(device)
+    first = stacked.data_ptr() + torch.arange(n_experts) * stacked.shape[1]
+    return stacked, torch.stack([first + start for start in starts]).to(device)
+
+
+def check(
+    shape: BlockShape, n_experts: int, device: str, *, plain: bool, dtype: torch.dtype, size: float
+) -> None:
+    slots, pointers = experts_of(shape, n_experts, device)
+    generator = torch.Generator().manual_seed(2)
+    x = size * torch.randn(1, shape.hidden, generator=generator)
+    weights = torch.rand(n_experts, generator=generator)
+    pointers[:, 1:2] = 0  # absent
+    buffers = RoutedBuffers.new(shape, n_experts, device)
+    buffers.parts.fill_(float("nan"))
+    found = routed_m1.routed_m1(
+        x.to(device), pointers, weights.to(device), shape, LIMIT, dtype=dtype, plain=plain,
+        buffers=buffers,
+    )  # fmt: skip
+    assert found is buffers.out
+    host = slots.cpu()
+    moved = torch.where(pointers.cpu() == 0, 0, pointers.cpu() - slots.data_ptr() + host.data_ptr())
+    wanted = reference.routed_m1(x, moved, weights, shape, LIMIT, dtype)
+    # The activation is rounded between the products: a tie may fall the other way.
+    assert (found.cpu() - wanted).norm() <= 3e-3 * wanted.norm()
+    assert wanted.norm() > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("mix", "hidden", "width"),
+    [("q2k-q3k", 256, 256), ("q4k", 256, 256), ("q8_0", 64, 32), ("mixed", 256, 256)],
+)
+def test_routed_experts_equal_their_reference(
+    device: str, mix: str, hidden: int, width: int
+) -> None:
+    shape = BlockShape(hidden, width, *MIXES[mix])
+    check(shape, 2, device, plain=True, dtype=torch.float32, size=1.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mix", sorted(MIXES))
+@pytest.mark.parametrize(
+    ("hidden", "width", "n_experts"),
+    [(256, 256, 2), (1280, 768, 3), (5120, 2304, 6), (4096, 512, 8)],
+)
+@pytest.mark.parametrize("size", [1.0, 300.0])
+def test_explicit_layouts_equal_the_reference(
+    mix: str, hidden: int, width: int, n_experts: int, size: float
+) -> None:
+    shape = BlockShape(hidden, width, *MIXES[mix])
+    check(shape, n_experts, "cuda", plain=False, dtype=torch.float32, size=size)
+    check(shape, n_experts, "cuda", plain=False, dtype=torch.bfloat16, size=size)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mix", sorted(MIXES))
+def test_a_replayed_graph_has_the_same_bits_and_allocates_nothing(mix: str) -> None:
+    shape = BlockShape(1280, 768, *MIXES[mix])
+    _slots, pointers = experts_of(shape, 6, "cuda")
+    x, weights = torch.randn(1, 1280).cuda(), torch.rand(6).cuda()
+    buffers = RoutedBuffers.new(shape, 6, "cuda")
+    eager = routed_m1.routed_m1(x, pointers, weights, shape, LIMIT, buffers=buffers).clone()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    routed_m1.routed_m1(x, pointers, weights, shape, LIMIT, buffers=buffers)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        routed_m1.routed_m1(x, pointers, weights, shape, LIMIT, buffers=buffers)
+    buffers.out.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(buffers.out, eager)
+
+
+def test_formats_without_kernels_and_rows_of_part_blocks_are_refused() -> None:
+    pointers, weights = torch.zeros(3, 1, dtype=torch.int64), torch.zeros(1)
+    x = torch.zeros(1, 256)
+    unknown = BlockShape(256, 256, "Q5_K", "Q5_K", "Q5_K")
+    with pytest.raises(ValueError, match="format"):
+        routed_m1.routed_m1(x, pointers, weights, unknown, LIMIT)
+    narrow = BlockShape(256, 32, "Q2_K", "Q2_K", "Q3_K")
+    with pytest.raises(ValueError, match="whole blocks"):
+        routed_m1.routed_m1(x, pointers, weights, narrow, LIMIT)

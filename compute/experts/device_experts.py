@@ -116,10 +116,12 @@ class DeviceExperts(MissClient):
     def commit(self, picks: NDArray[np.int64], n_misses: int) -> None:
         """End a token's step: picks [n_layers, top_k], of which n_misses were not there."""
         n_layers = len(picks)
-        self.io.hits += picks.size - n_misses
+        keys = (np.arange(n_layers)[:, None] * self.places.n_experts + picks).reshape(-1)
+        n_hits = picks.size - n_misses
+        self.io.hits += n_hits
+        self.io.hits_device += min(n_hits, int((self.cache.slot_of[keys] >= 0).sum()))
         self._picks += [(layer, picks[layer].tolist()) for layer in range(n_layers)]
         self.end_step()
-        keys = (np.arange(n_layers)[:, None] * self.places.n_experts + picks).reshape(-1)
         self._promote(keys)
 
     # MissClient
@@ -136,6 +138,7 @@ class DeviceExperts(MissClient):
             yield from super().stream(layer, experts)
             return
         self.io.hits += len(device)
+        self.io.hits_device += len(device)
         others = [expert for expert in experts if expert not in device]
         arena = super().stream(layer, others) if others else iter(())
         for expert in experts:
@@ -146,6 +149,12 @@ class DeviceExperts(MissClient):
         for _ in arena:
             pass
         self._picks.append((layer, list(device)))
+
+    def tiers(self) -> bytes:
+        """Return where every expert is: 2 in the device cache, else as MissClient."""
+        where = np.frombuffer(super().tiers(), np.uint8).copy()
+        where[self.cache.slot_of >= 0] = 2
+        return where.tobytes()
 
     def busy_slots(self) -> Sequence[int]:
         """Arena slots that unfinished copies read."""

@@ -14,10 +14,11 @@ class RequestCancelled(Exception):
 
 @dataclass(slots=True)
 class IoCounters:
-    """What a request cost: picks found and not found in the arena, bytes read, time waited.
+    """What a request cost: picks found and not found in memory, bytes read, time waited.
 
-    stall_ms   waiting for the expert daemon
-    copy_ms    copying experts to the device; 0 where they are used in place
+    stall_ms      waiting for the expert daemon
+    copy_ms       copying experts to the device; 0 where they are used in place
+    hits_device   those of `hits` that lay in the device's own memory
     """
 
     hits: int = 0
@@ -25,6 +26,7 @@ class IoCounters:
     bytes_read: int = 0
     stall_ms: float = 0.0
     copy_ms: float = 0.0
+    hits_device: int = 0
 
     def since(self, earlier: IoCounters) -> IoCounters:
         """Return what came after `earlier`."""
@@ -34,6 +36,7 @@ class IoCounters:
             self.bytes_read - earlier.bytes_read,
             self.stall_ms - earlier.stall_ms,
             self.copy_ms - earlier.copy_ms,
+            self.hits_device - earlier.hits_device,
         )
 
     def copy(self) -> IoCounters:

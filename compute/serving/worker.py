@@ -151,9 +151,11 @@ class _JobRun:
 
 
 def _io_values(io: IoCounters) -> Values:
+    device = {"hits_device": io.hits_device} if io.hits_device else {}
     return {
         "hits": io.hits,
-        "hits_arena": io.hits,
+        "hits_arena": io.hits - io.hits_device,
+        **device,
         "misses": io.misses,
         "bytes_read": io.bytes_read,
         "stall_ms": io.stall_ms,

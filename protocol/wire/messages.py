@@ -501,7 +501,7 @@ class StatusReport:
 
     request: int
     values: Values
-    tiers: bytes = b""  # where asked for, a byte a key, layer by layer: 0 on disk, 1 in the arena
+    tiers: bytes = b""  # where asked for, a byte a key, layer by layer: 0 disk, 1 arena, 2 device
 
 
 Message = (

@@ -284,6 +284,24 @@ def test_a_request_carries_all_picks_of_the_layer_hits_included() -> None:
     assert (source.io.hits, source.io.misses) == (1, 3)
 
 
+def test_where_every_expert_is_can_be_told_for_eyes() -> None:
+    _, source = _pair()
+    assert source.tiers() == bytes(N_LAYERS * N_EXPERTS)
+    _streamed(source, 1, [0, 2])
+    found = np.frombuffer(source.tiers(), np.uint8).reshape(N_LAYERS, N_EXPERTS)
+    assert np.argwhere(found == 1).tolist() == [[1, 0], [1, 2]]
+
+
+def test_time_to_copy_to_a_device_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, source = _pair()
+    _streamed(source, 0, [1, 2])
+    assert source.io.copy_ms == 0
+    monkeypatch.setattr(type(source._views), "copies", True)
+    _streamed(source, 0, [1, 2])
+    _streamed(source, 1, list(range(8)))
+    assert 0 < source.io.copy_ms < 1000
+
+
 def test_more_experts_than_a_token_picks_come_through_a_stream() -> None:
     daemon, source = _pair()
     assert _streamed(source, 0, list(range(8))) == [(e, e) for e in range(8)]

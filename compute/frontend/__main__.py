@@ -25,6 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     add_frontend_arguments(parser)
     args = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="frontend: %(message)s", stream=sys.stderr)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it also tells of plain starts
     try:
         run(load_frontend_config(args, os.environ, COMPUTE_KEYS), os.environ)
     except HeadraceError as error:

@@ -1,6 +1,6 @@
 """Speed of the parts of one decode step on a GPU, each as a share of what the memory gives.
 
-    python bench/step.py [--quick] [--layers N] [--rows M]
+    python bench/step.py [--quick] [--layers N] [--rows M] [--format fp4|q2k-q3k|q4k|q8_0]
 
 Weights of the released sizes are made on the device, more of each than its cache holds, and each
 part is replayed as one graph. The ceilings, a kernel that copies and one that only reads, are
@@ -12,12 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench import block_parts
 from kernels.attend_sparse import attend_sparse
 from kernels.formats.fp4_expert import Fp4Shape
 from kernels.gemv import gemv
@@ -50,18 +55,29 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer layers and repetitions")
     parser.add_argument("--layers", type=int, default=40, help="layers of experts")
     parser.add_argument("--rows", type=int, default=1, help="rows for the dense products, 1 to 8")
+    formats = ("fp4", *block_parts.FORMATS)
+    parser.add_argument("--format", choices=formats, default="fp4", help="of the experts")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print(json.dumps({"skipped": "no GPU"}))
         return 0
     n_layers, repeats = (min(args.layers, 8), 3) if args.quick else (args.layers, 7)
-    found = {"layers": n_layers, **ceilings(repeats), **experts(n_layers, repeats)}
+    found = {"layers": n_layers, **ceilings(repeats)}
+    if args.format == "fp4":
+        found |= experts(n_layers, repeats)
+    else:
+        found |= block_parts.block_experts(args.format, n_layers, repeats)
     best = max(found["copy_tb_s"], found["read_tb_s"])
     found["experts_fraction"] = found["experts_tb_s"] / best
     for name, shape in MATRICES.items():
         micros, tb_s = matrix(*shape, args.rows, repeats)
         found |= {f"{name}_us": micros, f"{name}_fraction": tb_s / best}
         print(f"{name:16} {micros:8.2f} us  {tb_s:5.2f} TB/s  {tb_s / best:.2f} of {best:.2f}")
+    if args.format != "fp4":
+        for name, stored in block_parts.MATRICES.items():
+            micros, tb_s = block_parts.block_matrix(*stored, args.rows, repeats)
+            found |= {f"{name}_us": micros, f"{name}_fraction": tb_s / best}
+            print(f"{name:20} {micros:8.2f} us  {tb_s:5.2f} TB/s  {tb_s / best:.2f} of {best:.2f}")
     for name, micros in attention_parts(repeats).items():
         found[name] = micros
         print(f"{name:24} {micros:8.2f} us")

@@ -40,7 +40,7 @@ def _store_group(v, codes, sides, expert, group, UNITS: gl.constexpr, WARPS: gl.
     place = gl.arange(0, 32, layout=line)
     amax = gl.max(gl.abs(v), 0)
     amax = gl.where(amax < _SMALLEST, 0.0, amax)
-    spread = v * 0.0 + amax
+    spread = gl.where(place >= 0, amax, 0.0)
     scale = gl.div_rn(spread, gl.full([32], 127.0, gl.float32, line))
     inverse = gl.div_rn(gl.full([32], 127.0, gl.float32, line), gl.where(spread == 0, 1.0, spread))
     inverse = gl.where(spread == 0, 0.0, inverse)
@@ -153,7 +153,9 @@ def launch_layouts(
     n_experts, bf16 = weights.shape[0], dtype == torch.bfloat16
     row, activated = _words(scratch.row), _words(scratch.activated_row)
     blocks, width_blocks = shape.hidden // 256, shape.width // 256
-    tile = tiling(2 * blocks, 2, rows=32)
+    # Two rows of eight words a matrix fit the registers, of the longest units one.
+    rows_a_lane = 2 if loads_ahead(shape.gate, shape.up) else 1
+    tile = tiling(2 * blocks, rows_a_lane, rows=32)
     _gate_up_kernel[(shape.width // 32, n_experts)](
         pointers, weights, *row, *scratch.activated_row, n_experts, limit,
         GATE=shape.gate, UP=shape.up, GATE_BYTES=UNITS[shape.gate].block_bytes,

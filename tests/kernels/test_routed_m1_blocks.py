@@ -83,7 +83,7 @@ def test_routed_experts_equal_their_reference(
 @pytest.mark.parametrize("mix", sorted(MIXES))
 @pytest.mark.parametrize(
     ("hidden", "width", "n_experts"),
-    [(256, 256, 2), (1280, 768, 3), (5120, 2304, 6), (4096, 512, 8)],
+    [(256, 256, 2), (1280, 768, 3), (5120, 2304, 3), (4096, 512, 8)],
 )
 @pytest.mark.parametrize("size", [1.0, 300.0])
 def test_explicit_layouts_equal_the_reference(

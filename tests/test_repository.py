@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PART = "not gpu and not accept and not interpreter"
 TEXT = {".py", ".toml", ".md", ".txt", ".cfg", ".in", ""}
 # Written in halves, so that this file does not hold what it looks for.
 REGISTRY_HOSTS = (
@@ -40,8 +42,14 @@ def test_make_test_checks_format_rules_types_contracts_and_tests():
         "ruff check .",
         "mypy",
         "lint-imports --no-logo",
-        "pytest",
+        f"pytest -n 2 --dist worksteal -m '{PART} and not timing'",
+        f"pytest -m '{PART} and timing'",
     ]
+
+
+def test_what_make_test_leaves_out_is_what_plain_pytest_leaves_out():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]
+    assert settings["ini_options"]["addopts"][-2:] == ["-m", PART]
 
 
 def test_no_file_names_a_package_registry():

@@ -613,6 +613,7 @@ def test_completion_in_any_order_ends_in_the_same_table():
     assert all(end == ends[0] for end in ends)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("policy", ["lfu-da", "lru"])
 def test_one_miss_costs_the_same_with_few_and_with_many_slots(policy):
     """Misses of full caches, one of each in turn; the medians are compared."""

@@ -218,6 +218,7 @@ def test_a_slow_read_is_hedged_and_the_late_one_never_publishes(
     assert "layer 1 expert 3" in lines[0]
 
 
+@pytest.mark.timing
 def test_reads_that_never_return_fail_their_key_and_leave_the_others_alone(
     model, checkpoint, runtime_dir, monkeypatch
 ):

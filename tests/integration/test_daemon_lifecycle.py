@@ -79,6 +79,7 @@ def run_daemon(*arguments, environment=None):
 # starting
 
 
+@pytest.mark.timing
 def test_the_demo_daemon_is_ready_within_a_second(demo_dir, runtime_dir):
     seconds = []
     daemon = DaemonProcess(demo_dir, runtime_dir)

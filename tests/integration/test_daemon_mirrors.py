@@ -67,6 +67,7 @@ def test_experts_come_from_both_copies(official, packed, runtime_dir):
     assert (stats["mirror_fallbacks"], stats["quarantined_copies"]) == (0, 0)
 
 
+@pytest.mark.timing
 def test_a_slow_copy_is_read_less(official, packed, runtime_dir):
     checkpoint = open_checkpoint(packed)
     mirrors = {checkpoint.slice_map.mirror_slices(layer, 0)[0].shard for layer in range(N_LAYERS)}

@@ -169,6 +169,7 @@ def resident_bytes(pid):
     raise AssertionError("no VmRSS")
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("n_rounds", "n_pings"),
     [

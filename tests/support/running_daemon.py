@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,15 @@ def smallest_arena(checkpoint: Checkpoint, top_k_batch: int) -> int:
 class DaemonProcess:
     """`python -m expert_daemon` over a model, in a runtime directory."""
 
-    def __init__(self, model: Path | str, runtime_dir: Path, *flags: str) -> None:
+    def __init__(
+        self,
+        model: Path | str,
+        runtime_dir: Path,
+        *flags: str,
+        program: tuple[str, ...] = ("-m", "expert_daemon"),
+    ) -> None:
         self.runtime_dir = runtime_dir
-        self._command = [sys.executable, "-m", "expert_daemon", "--model", str(model)]
+        self._command = [sys.executable, *program, "--model", str(model)]
         self._command += ["--runtime-dir", str(runtime_dir)]
         self._command += ["--state-dir", str(runtime_dir / "state"), *flags]
         self._notify_path = runtime_dir / "notify"
@@ -62,12 +69,16 @@ class DaemonProcess:
             self.process = start_with_descriptors(
                 self._command, passed, environ=environment, stdout=log, stderr=log
             )
-        self._notified.settimeout(timeout)
+        self._notified.settimeout(0.1)
+        ends = time.monotonic() + timeout
         while True:
+            has_ended = not self.is_alive  # asked first: what it said last still lies there
             try:
                 text, ancillary, _, _ = self._notified.recvmsg(4096, 64, socket.MSG_CMSG_CLOEXEC)
             except TimeoutError:
-                raise AssertionError(f"no READY: {self.log.read_text()}") from None
+                if has_ended or time.monotonic() > ends:
+                    raise AssertionError(f"no READY: {self.log.read_text()}") from None
+                continue
             for _, kind, data in ancillary:
                 if kind == socket.SCM_RIGHTS:
                     self._keep(array.array("i", data)[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,14 @@ from compute.frontend.__main__ import main as frontend_main
 from expert_daemon.__main__ import main as daemon_main
 from protocol.flag_parser import FlagParser
 
+
+def _parser_of(command: str) -> Any:
+    parser: Any = headrace.build_parser([command])
+    return parser._commands.choices[command]
+
+
 FLAGS_OF_COMMANDS = {
-    name: headrace.build_parser([name])._subparsers._group_actions[0].choices[name]
+    name: list(_parser_of(name)._option_string_actions)
     for name in headrace.COMMANDS
     if name != "daemon"
 }
@@ -45,7 +52,7 @@ def test_a_mistyped_flag_is_named_with_the_nearest_and_not_the_prompt(capsys, ar
 
 @pytest.mark.parametrize("command", sorted(FLAGS_OF_COMMANDS))
 def test_every_command_names_its_own_flags(capsys, command):
-    flags = [flag for flag in FLAGS_OF_COMMANDS[command]._option_string_actions if len(flag) > 6]
+    flags = [flag for flag in FLAGS_OF_COMMANDS[command] if len(flag) > 6]
     for flag in flags or ["--help"]:
         wrong = flag[:4] + flag[5:]
         said = _error(capsys, [command, wrong, "1"])

@@ -23,6 +23,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import block_parts
+from bench.whole_step import whole_step
 from kernels.attend_sparse import attend_sparse
 from kernels.formats.fp4_expert import Fp4Shape
 from kernels.gemv import gemv
@@ -81,6 +82,11 @@ def main() -> int:
     for name, micros in attention_parts(repeats).items():
         found[name] = micros
         print(f"{name:24} {micros:8.2f} us")
+    torch.cuda.empty_cache()
+    whole = whole_step(n_layers, repeats, best)
+    for name, value in whole.items():
+        print(f"{name:24} {value:8.2f}")
+    found |= whole
     print(json.dumps({name: round(value, 4) for name, value in found.items()}))
     return 0
 

@@ -17,6 +17,7 @@ _BLOCK = 256
 @triton.jit
 def _hc_expand_kernel(
     y,
+    present,
     shared,
     streams,
     post,
@@ -28,11 +29,18 @@ def _hc_expand_kernel(
     BF16: tl.constexpr,
     SHARED: tl.constexpr,
     ROW_BF16: tl.constexpr,
+    N_PARTS: tl.constexpr,
 ):
     token = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
-    row = tl.load(y + token * width + at, mask=inside, other=0.0).to(tl.float32)
+    if N_PARTS:
+        row = tl.zeros([BLOCK], tl.float32)
+        for part in tl.static_range(N_PARTS):  # plan order decides bits
+            end = tl.where(tl.load(present + part) == 0, 0, width)
+            row += tl.load(y + part * width + at, mask=at < end, other=0.0)
+    else:
+        row = tl.load(y + token * width + at, mask=inside, other=0.0).to(tl.float32)
     if SHARED:
         other = tl.load(shared + token * width + at, mask=inside, other=0.0).to(tl.float32)
         if ROW_BF16:
@@ -60,6 +68,7 @@ def hc_expand(
     post: Tensor,
     comb: Tensor,
     *,
+    present: Tensor | None = None,
     shared: Tensor | None = None,
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
@@ -70,6 +79,8 @@ def hc_expand(
     streams  [T, S, H] bf16 or f32
     post     [T, S] f32
     comb     [T, S, S] f32, the first index is summed
+    present  [K] i64, where given: y is then [K, H] f32, what one token's experts gave in plan
+             order, and those that are 0 here are not read; T is 1
     shared   [T, H] f32: the shared expert's row, added to y last, where given
     dtype    what the shared row, and then y, are rounded to; None: they are taken as they are
     returns  [T, S, H], dtype of streams, in `out` where given (not `streams` itself)
@@ -78,26 +89,35 @@ def hc_expand(
     Source: model specification, section 3.1, EXPAND.
     """
     n_tokens, n_streams, width = streams.shape
-    if tuple(y.shape) != (n_tokens, width) or tuple(post.shape) != (n_tokens, n_streams):
+    n_rows = n_tokens if present is None else present.shape[0]
+    if present is not None and n_tokens != 1:
+        raise ValueError(f"hc_expand: parts of one token, streams of {n_tokens}")
+    if tuple(y.shape) != (n_rows, width) or tuple(post.shape) != (n_tokens, n_streams):
         raise ValueError(
             f"hc_expand: y {tuple(y.shape)} and post {tuple(post.shape)} "
             f"for streams {tuple(streams.shape)}"
         )
     if tuple(comb.shape) != (n_tokens, n_streams, n_streams):
         raise ValueError(f"hc_expand: comb {tuple(comb.shape)} for streams {tuple(streams.shape)}")
-    if shared is not None and shared.shape != y.shape:
-        raise ValueError(f"hc_expand: shared {tuple(shared.shape)} for y {tuple(y.shape)}")
+    if shared is not None and tuple(shared.shape) != (n_tokens, width):
+        raise ValueError(
+            f"hc_expand: shared {tuple(shared.shape)} for streams {tuple(streams.shape)}"
+        )
     if out is None:
         out = torch.empty_like(streams)
     if not runs_kernels(y):
+        if present is not None:
+            y = reference.plan_sum(y, present)
         row = y if shared is None else y.float() + shared.to(dtype or shared.dtype).float()
         return out.copy_(reference.hc_expand(row.to(dtype or row.dtype), streams, post, comb))
     if n_tokens:
         grid = (triton.cdiv(width, _BLOCK), n_tokens)
         _hc_expand_kernel[grid](
-            y.contiguous(), y if shared is None else shared.contiguous(), streams.contiguous(),
+            y.contiguous(), y if present is None else present,
+            y if shared is None else shared.contiguous(), streams.contiguous(),
             post.contiguous(), comb.contiguous(), out, width,
             N_STREAMS=n_streams, BLOCK=_BLOCK, BF16=streams.dtype == torch.bfloat16,
             SHARED=shared is not None, ROW_BF16=dtype == torch.bfloat16,
+            N_PARTS=0 if present is None else n_rows,
         )  # fmt: skip
     return out

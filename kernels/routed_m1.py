@@ -153,6 +153,7 @@ def routed_m1(
     plain: bool = False,
     buffers: RoutedBuffers | None = None,
     out: Tensor | None = None,
+    sums: bool = True,
 ) -> Tensor:
     """Sum one token's experts in plan order: sum over e of w2(weight * act(w1 x, w3 x)).
 
@@ -164,7 +165,9 @@ def routed_m1(
     dtype     what each product is rounded to: bf16 or f32
     plain     takes the bodies without inline PTX on a GPU too, for comparison
     buffers   scratch for K experts or more, then nothing is allocated
-    returns   [hidden] f32, in `out` or else in the buffers' where given
+    sums      False: the experts' outputs are not added, where kernels run
+    returns   [hidden] f32, in `out` or else in the buffers' where given; without `sums` the
+              buffers' parts [K, hidden] f32, where the row of an absent expert is undefined
 
     A row is rounded before each product: to fp8 for fp4 weights, to q8_1 for blocks. Addresses are
     multiples of 16, pieces followed by two bytes at least where their length is no multiple of 4.
@@ -188,6 +191,8 @@ def routed_m1(
         launch_layouts(x, pointers, weights, scratch, shape, limit, dtype)
     else:
         _launch_plain(x, pointers, weights, scratch, shape, limit, dtype)
+    if not sums:
+        return scratch.parts
     block = 256
     _plan_sum_kernel[(triton.cdiv(shape.hidden, block),)](
         pointers, scratch.parts, out, n_experts, HIDDEN=shape.hidden, BLOCK=block

@@ -21,6 +21,7 @@ from kernels.round_fp8 import round_fp8
 
 from .index_step import IndexStep
 from .products import product
+from .side_stream import SideStream
 from .step_buffers import StepBuffers
 
 SPLITS = 10  # of ring and selection: one block of rows a program
@@ -28,7 +29,10 @@ WINDOW_SPLITS = 2
 
 
 class AttentionStep:
-    """Fills `middle` of its layer from its streams."""
+    """Fills `middle` of its layer from its streams.
+
+    mixing  takes the site's coefficients, needed only at its end
+    """
 
     def __init__(
         self,
@@ -37,11 +41,13 @@ class AttentionStep:
         sequence: Sequence,
         buffers: StepBuffers,
         turns: Mapping[str, Tensor],
+        mixing: SideStream,
     ) -> None:
         config = self._config = model.config
         self._layer = layer
         self._weights = model.blocks[layer].weights
         self._buffers = buffers
+        self._mixing = mixing
         self._numerics = model.numerics
         self._ring = sequence.windows[layer]
         self._turns = turns["yarn" if config.ratio(layer) else "plain"]
@@ -62,7 +68,8 @@ class AttentionStep:
         layer, eps = self._layer, self._config.norm_eps
         streams, mix = b.streams[layer], w.attention_mix
         out = (b.middle_pre[layer], b.post, b.comb)
-        hc_mix(streams, mix.fn, mix.scale, mix.base, **self._mix_settings, out=out)
+        with self._mixing.fork():
+            hc_mix(streams, mix.fn, mix.scale, mix.base, **self._mix_settings, out=out)
         hc_collapse_norm(
             streams, b.pre[layer], w.attention_norm, eps, n.activation,
             out=b.row, rounded=b.rounded,
@@ -94,4 +101,5 @@ class AttentionStep:
         )
         z = round_fp8(product(attended, attention.o_a), dtype=n.activation)
         y = product(z, attention.o_b)
+        self._mixing.join()
         hc_expand(y, streams, b.post, b.comb, dtype=n.activation, out=b.middle[layer])

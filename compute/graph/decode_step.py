@@ -24,6 +24,7 @@ from .engram_step import EngramStep
 from .experts_step import ExpertsStep
 from .hashes import hash_of
 from .products import product
+from .side_stream import SideStream
 from .step_buffers import FIRST_REACH, StepBuffers
 
 
@@ -32,9 +33,12 @@ class DecodeStep:
 
     sequence  whose state the launches read and write; its tensors stay where they are
     tiers     where present experts lie
+    beside    whether what can run beside the rest does so, on CUDA streams of its own
     """
 
-    def __init__(self, model: Model, sequence: Sequence, tiers: ExpertTiers) -> None:
+    def __init__(
+        self, model: Model, sequence: Sequence, tiers: ExpertTiers, *, beside: bool = True
+    ) -> None:
         config, numerics, device = model.config, model.numerics, model.device
         self.model = model
         self.sequence = sequence
@@ -43,11 +47,12 @@ class DecodeStep:
             kind: table.table(sequence.context)
             for kind, table in (("plain", model.plain_turns), ("yarn", model.yarn_turns))
         }
+        mixing, sharing = (SideStream(device, is_on=beside) for _ in range(2))
         self._attention = [
-            AttentionStep(model, layer, sequence, self.buffers, turns)
+            AttentionStep(model, layer, sequence, self.buffers, turns, mixing)
             for layer in range(config.n_layers)
         ]
-        self._experts = ExpertsStep(model, self.buffers, tiers)
+        self._experts = ExpertsStep(model, self.buffers, tiers, mixing, sharing)
         self.engram = EngramStep(model, self.buffers)
 
     def embed(self) -> None:

@@ -1,12 +1,12 @@
 """The expert site of one layer for one token, as launches. See `compute.model.moe`.
 
-The shared expert runs beside the routed ones on a CUDA stream of its own, between two events.
+The shared expert and the site's coefficients run beside the routed experts on CUDA streams of their
+own, each between two events.
 Source: model specification, section 3.7.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -24,13 +24,15 @@ from kernels.routed_m1_buffers import RoutedBuffers
 from kernels.swiglu import swiglu
 
 from .products import product
+from .side_stream import SideStream
 from .step_buffers import StepBuffers
 
 
 class ExpertsStep:
     """Fills the next streams from `middle`, and the layer's header.
 
-    side_stream  whether the shared expert runs beside the routed ones
+    mixing   takes the site's coefficients, needed only at its end
+    sharing  takes the shared expert
     """
 
     def __init__(
@@ -38,15 +40,16 @@ class ExpertsStep:
         model: Model,
         buffers: StepBuffers,
         tiers: ExpertTiers,
-        *,
-        side_stream: bool = True,
+        mixing: SideStream,
+        sharing: SideStream,
     ) -> None:
         config = self._config = model.config
         self._model = model
         self._buffers = buffers
         self._tiers = tiers
         self._dtype = model.numerics.activation
-        self._side = SideStream(model.device) if side_stream else None
+        self._mixing = mixing
+        self._sharing = sharing
         self._routed = {
             shape: RoutedBuffers.new(shape, config.top_k, model.device)
             for shape in set(tiers.shapes)
@@ -74,25 +77,25 @@ class ExpertsStep:
         weights = self._model.blocks[layer].weights
         streams, mix, moe = b.middle[layer], weights.ffn_mix, weights.moe
         mixed = (b.pre[layer + 1], b.post, b.comb)
-        hc_mix(streams, mix.fn, mix.scale, mix.base, **self._mix_settings, out=mixed)
+        with self._mixing.fork():
+            hc_mix(streams, mix.fn, mix.scale, mix.base, **self._mix_settings, out=mixed)
         hc_collapse_norm(
             streams, b.middle_pre[layer], weights.ffn_norm, config.norm_eps, self._dtype,
             out=b.row, rounded=b.rounded,
         )  # fmt: skip
-        if self._side is None:
+        with self._sharing.fork():
             self._share(moe)
-            total = self._route(layer, moe)
-        else:
-            with self._side.fork():
-                self._share(moe)
-            total = self._route(layer, moe)
-            self._side.join()
+        parts = self._route(layer, moe)
+        self._sharing.join()
+        self._mixing.join()
+        present = b.pointers[2] if parts.dim() == 2 else None
         hc_expand(
-            total.view(1, -1), streams, b.post, b.comb,
-            shared=self._shared, dtype=self._dtype, out=out,
+            parts if parts.dim() == 2 else parts.view(1, -1), streams, b.post, b.comb,
+            present=present, shared=self._shared, dtype=self._dtype, out=out,
         )  # fmt: skip
 
     def _route(self, layer: int, moe: MoeWeights) -> Tensor:
+        """Return what each expert gave [K, H], or on the CPU their sum [H]."""
         b, config, tiers = self._buffers, self._config, self._tiers
         shape = tiers.shapes[layer]
         route_m1(
@@ -109,7 +112,7 @@ class ExpertsStep:
         )
         return routed_m1(
             b.row, b.pointers, b.weights, shape, config.swiglu_limit,
-            dtype=self._dtype, buffers=self._routed[shape],
+            dtype=self._dtype, buffers=self._routed[shape], sums=False,
         )  # fmt: skip
 
     def _share(self, moe: MoeWeights) -> None:
@@ -117,31 +120,3 @@ class ExpertsStep:
         limit = self._config.swiglu_limit
         swiglu(self._gate_up, limit, dtype=self._dtype, rounds=True, out=self._activated)
         product(self._activated, moe.shared_down, out=self._shared)
-
-
-class SideStream:
-    """A CUDA stream for work beside the current one; while a graph is recorded, another."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._streams: list[torch.cuda.Stream] = []
-        if device.type == "cuda":
-            self._streams = [
-                torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-                for _ in range(2)
-            ]
-
-    def fork(self) -> AbstractContextManager[object]:
-        """Launch what follows beside the current stream, after what it has launched so far."""
-        if not self._streams:
-            return nullcontext()
-        stream = self._stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        return torch.cuda.stream(stream)
-
-    def join(self) -> None:
-        """Let the current stream wait for what was forked."""
-        if self._streams:
-            torch.cuda.current_stream().wait_stream(self._stream())
-
-    def _stream(self) -> torch.cuda.Stream:
-        return self._streams[torch.cuda.is_current_stream_capturing()]

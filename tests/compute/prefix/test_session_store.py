@@ -159,7 +159,7 @@ def test_a_full_disk_loses_states_and_no_request(kept: Path, monkeypatch, caplog
 
 def test_a_directory_serves_one_process_at_a_time(kept: Path) -> None:
     _, store = open_at(kept)
-    with pytest.raises(ConfigError, match="another compute service"):
+    with pytest.raises(ConfigError, match="another process keeps sessions here"):
         SessionStore(kept)
     store.close()
     (kept.parent / "file").write_text("")

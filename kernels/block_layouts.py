@@ -3,7 +3,7 @@
 A lane owns whole units, halves of super-blocks, of a few matrix rows, so that every product with a
 block scale is a whole number in the lane. Blocks lie as the file has them: neighbouring lanes load
 neighbouring words, whatever the blocks' alignment, and the compiler moves them inside the warp.
-Blocks of 144 bytes are aligned to 16 and are loaded where they are used. A step's words are asked
+Blocks of 144 bytes are aligned to 16 and are loaded by four words. A step's words are asked
 for before those of the step before it are used, where registers allow it: no load passes the
 compiler's barriers.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .block_words import UNITS, assembly, constraints
+from .block_words import assembly, constraints
 
 _Q2_K = gl.constexpr(assembly("Q2_K"))
 _Q3_K = gl.constexpr(assembly("Q3_K"))
@@ -27,6 +27,11 @@ _Q3_K_OPERANDS = gl.constexpr(constraints("Q3_K"))
 _Q4_K_OPERANDS = gl.constexpr(constraints("Q4_K"))
 _Q6_K_OPERANDS = gl.constexpr(constraints("Q6_K"))
 _Q8_0_OPERANDS = gl.constexpr(constraints("Q8_0"))
+# The first word of the unit in the neighbouring lane, the other half of the super-block.
+_OTHER = gl.constexpr(
+    "shfl.sync.bfly.b32 $0, $8, 1, 31, -1;" + "".join(f" mov.b32 ${i}, 0;" for i in range(1, 8))
+)
+_OTHER_OPERANDS = gl.constexpr(",".join(["=r"] * 8 + ["r"] * 8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +43,11 @@ class Tiling:
     warps: int
     layout: gl.BlockedLayout  # a lane has all words of its units
     loads: gl.BlockedLayout  # neighbouring lanes have neighbouring words
+    vectors: gl.BlockedLayout  # the same by four words
 
     def loads_of(self, name: str) -> gl.BlockedLayout:
         """Return the layout that words of a format are loaded in."""
-        return self.layout if UNITS[name].block_bytes % 16 == 0 and name == "Q4_K" else self.loads
+        return self.vectors if name == "Q4_K" else self.loads
 
 
 def tiling(n_units: int, rows_a_lane: int, rows: int = 0) -> Tiling:
@@ -62,6 +68,9 @@ def tiling(n_units: int, rows_a_lane: int, rows: int = 0) -> Tiling:
             [4 // unit_lanes, unit_lanes, 8],
             [warps, 1, 1],
             [2, 1, 0],
+        ),
+        gl.BlockedLayout(
+            [2 * rows_a_lane, 1, 4], [16 // lanes, lanes, 2], [warps, 1, 1], [2, 1, 0]
         ),
     )
 
@@ -128,15 +137,11 @@ def load_units(
         s0, s1, s2 = _word(one, later, 0, 2), _word(one, later, 1, 2), _word(one, later, 20, 0)
         return t0, t0, t0, t0, s0, s1, s2, s0, s0, s0, place
     elif FORMAT == "Q3_K":  # noqa: RET505  only the taken branch is compiled
-        t0, t1 = gl.load(w + (s * 8 + 8)), gl.load(w)
-        s0, s1, s2 = _word(one, later, 16, 8), _word(one, later, 8, 0), _word(one, later, 24, 0)
-        s3, s4, s5 = _word(one, later, 25, 0), _word(one, later, 26, 0), _word(one, later, 27, 0)
-        return t0, t1, t0, t0, s0, s1, s2, s3, s4, s5, place
+        t0, t1, t2 = gl.load(w + (s * 8 + 8)), gl.load(w), gl.load(w + 20)
+        return t0, t1, t2, t0, place, place, place, place, place, place, place
     elif FORMAT == "Q4_K":
-        t0, t1 = gl.load(w + (s * 16 + 4)), gl.load(w + (s * 16 + 12))
-        s0, s1 = _word(one, later, 0, 0), _word(one, later, 1, 0)
-        s2, s3 = _word(one, later, 2, 0), _word(one, later, 3, 0)
-        return t0, t1, t0, t0, s0, s1, s2, s3, s0, s0, place
+        t0, t1, t2 = gl.load(w + (s * 16 + 4)), gl.load(w + (s * 16 + 12)), gl.load(w)
+        return t0, t1, t2, t0, place, place, place, place, place, place, place
     elif FORMAT == "Q6_K":
         t0, t1 = gl.load(w + s * 16), gl.load(w + (s * 16 + 8))
         t2 = gl.load(w + (s * 8 + 32))
@@ -162,16 +167,19 @@ def unit_sums(units, row, FORMAT: gl.constexpr, LAYOUT: gl.constexpr):
             dtype=gl.int32, is_pure=True, pack=8,
         )  # fmt: skip
     elif FORMAT == "Q3_K":
-        t1 = gl.convert_layout(t1, LAYOUT)
+        t1, t2 = gl.convert_layout(t1, LAYOUT), gl.convert_layout(t2, LAYOUT)
+        other = gl.inline_asm_elementwise(
+            _OTHER, _OTHER_OPERANDS, [t0], dtype=gl.int32, is_pure=True, pack=8
+        )
         sums = gl.inline_asm_elementwise(
             _Q3_K, _Q3_K_OPERANDS,
-            [x0, x1, x2, x3, side, t0, t1, s0, s1, s2, s3, s4, s5, place],
+            [x0, x1, x2, x3, side, t0, t1, t2, gl.expand_dims(gl.sum(other, 2), 2), place],
             dtype=gl.int32, is_pure=True, pack=8,
         )  # fmt: skip
     elif FORMAT == "Q4_K":
-        t1 = gl.convert_layout(t1, LAYOUT)
+        t1, t2 = gl.convert_layout(t1, LAYOUT), gl.convert_layout(t2, LAYOUT)
         sums = gl.inline_asm_elementwise(
-            _Q4_K, _Q4_K_OPERANDS, [x0, x1, x2, x3, side, t0, t1, s0, s1, s2, s3, place],
+            _Q4_K, _Q4_K_OPERANDS, [x0, x1, x2, x3, side, t0, t1, t2, place],
             dtype=gl.int32, is_pure=True, pack=8,
         )  # fmt: skip
     elif FORMAT == "Q6_K":

@@ -35,10 +35,10 @@ class UnitWords:
 UNITS = {
     # scales of this half, d and dmin
     "Q2_K": UnitWords(84, ((4, 8),), ((0, 2), (1, 2), (20, 0))),
-    # low bits, third bits; the words after each of the two, scales and d
-    "Q3_K": UnitWords(110, ((8, 8), (0, 0)), ((16, 8), (8, 0), (24, 0), (25, 0), (26, 0), (27, 0))),
-    # d and dmin, scales and minima
-    "Q4_K": UnitWords(144, ((4, 16), (12, 16)), ((0, 0), (1, 0), (2, 0), (3, 0))),
+    # low bits, third bits, and in its upper half scales and d; the other unit's first low bits
+    "Q3_K": UnitWords(110, ((8, 8), (0, 0), (20, 0)), ((16, -8),)),
+    # two pieces of codes; d and dmin, scales and minima in its lower half
+    "Q4_K": UnitWords(144, ((4, 16), (12, 16), (0, 0)), ()),
     # low bits of 32 values, of the next 32, high bits; the words after them; scales, d
     "Q6_K": UnitWords(
         210,
@@ -91,10 +91,13 @@ def _q2_k(ptx: PtxLines) -> None:
 def _q3_k(ptx: PtxLines) -> None:
     place = ptx.word("place")
     shift = ptx.both(place, 16)
-    words = ptx.funnel([*ptx.words("t0"), ptx.word("s0")], shift)
+    tail = [ptx.word("t2", number) for number in (4, 5, 6, 7)]
+    other = ptx.word("s0")
+    words = ptx.funnel([*ptx.words("t0"), _chosen(ptx, tail[0], other)], shift)
     # Moved by four more bits, a second unit's third bits and its scales' fields are the first's.
-    thirds = ptx.funnel([*ptx.words("t1"), ptx.word("s1")], place)
-    first, second, high = ptx.funnel([ptx.word(f"s{i}") for i in range(2, 6)], place)
+    behind = _chosen(ptx, other, ptx.word("t0"))
+    thirds = ptx.funnel([*ptx.words("t1"), behind], place)
+    first, second, high = ptx.funnel(tail, place)
     scales = [
         _minus_32(ptx, ptx.either(ptx.both(low, 0x0F0F0F0F), ptx.both(top, 0x30303030)))
         for low, top in ((first, ptx.left(high, 4)), (second, ptx.left(high, 2)))
@@ -107,11 +110,11 @@ def _q3_k(ptx: PtxLines) -> None:
         whole = ptx.pair_dot(_pair(ptx, values, group), scales[group // 2], group, "s32.s32")
         four = ptx.pair_dot(ptx.sums(group), scales[group // 2], group, "s32.s32")
         total = ptx.add(total, ptx.do("mad.lo.s32", four, -4, whole), ptx.scale(group))
-    ptx.result(ptx.do("mul.f32", total, ptx.half(ptx.right(ptx.word("s5"), shift))))
+    ptx.result(ptx.do("mul.f32", total, ptx.half(ptx.right(tail[3], shift))))
 
 
 def _q4_k(ptx: PtxLines) -> None:
-    first, second, third = (ptx.word(f"s{i}") for i in (1, 2, 3))
+    first, second, third = (ptx.word("t2", number) for number in (1, 2, 3))
     scales, minima = (
         _chosen(
             ptx,
@@ -131,7 +134,7 @@ def _q4_k(ptx: PtxLines) -> None:
         twice = ptx.do("prmt.b32", minima, 0, f"0x{0x4400 + 17 * group:x}")
         minimum = ptx.add(minimum, ptx.pair_dot(ptx.sums(group), twice, 0), ptx.scale(group))
     total = ptx.do("fma.rn.f32", totals[1], "0f3D800000", totals[0])
-    _affine(ptx, total, minimum, ptx.word("s0"))
+    _affine(ptx, total, minimum, ptx.word("t2"))
 
 
 def _q6_k(ptx: PtxLines) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
-from .fill_rows import fill_columns
+from .softplus_sqrt import softplus_sqrt
+
+SUM_FLOOR = 1e-20  # added to the sum of the picked scores
 
 
 def route_select(
@@ -23,11 +24,18 @@ def route_select(
     in order of rank: that order decides bits.
     Source: model specification, sections 3.7 and 4.3.
     """
-    scores = softplus(fill_columns(logits))[:, : logits.shape[1]].sqrt()
-    ranked = (scores + bias).nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    scores = softplus_sqrt(logits)
+    ranked = rank_keys(scores + bias)
     picks = ranked.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
     chosen = scores.gather(1, picks)
     total = chosen[:, 0].clone()
     for rank in range(1, top_k):
         total += chosen[:, rank]
-    return picks, (chosen / (total + 1e-20).unsqueeze(1)) * routed_scale
+    return picks, (chosen / (total + SUM_FLOOR).unsqueeze(1)) * routed_scale
+
+
+def rank_keys(values: Tensor) -> Tensor:
+    """Return integers i32 that order as the f32 values do, the two zeros equal, NaN the least."""
+    bits = (values + 0.0).view(torch.int32)  # no negative zero
+    keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return keys.masked_fill_(values.isnan(), torch.iinfo(torch.int32).min)

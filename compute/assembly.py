@@ -9,7 +9,6 @@ import torch
 
 from protocol.errors import ConfigError
 from protocol.files.checkpoint import Checkpoint
-from protocol.files.slice_map import FP4
 from protocol.wire.client import ExpertClient
 
 from .config import ComputeConfig
@@ -72,12 +71,16 @@ def find_mode(checkpoint: Checkpoint, config: ComputeConfig, model: Model) -> st
     asked = config.graph
     if asked == "plain" or (asked == "auto" and model.device.type != "cuda"):
         return "plain"
+    from .experts.tiers import expert_shape  # noqa: PLC0415  as above
     from .graph.decode_step import supports  # noqa: PLC0415  as above
 
     reason = supports(model)
-    kinds = {kind for layout in checkpoint.slice_map.layouts for kind in layout.formats}
-    if kinds != {FP4}:
-        reason = f"experts are stored as {', '.join(sorted(kinds))}"
+    try:
+        layouts = checkpoint.slice_map.layouts
+        for pieces, layout in zip(expert_shapes(checkpoint), layouts, strict=True):
+            expert_shape(pieces, layout.formats)
+    except ConfigError as error:
+        reason = str(error)
     if config.vendor_decode_defect:
         reason = "the vendor's decode defect is reproduced"
     if not reason:

@@ -22,7 +22,7 @@ from .reference import attend_sparse as reference
 from .turn_pairs import turn_pairs
 
 MAX_SPLITS = 16
-_HEADS, _WARPS = 16, 8  # of a program
+_HEADS, _WARPS = 16, 4  # of a program
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LOWEST = tl.constexpr(-1e30)  # below every score, and finite: it may be taken from itself
 

@@ -19,14 +19,13 @@ _RECIPROCAL = tl.constexpr(0.0022321429569274187)  # 1 / 448 as f32, part of the
 
 
 @triton.jit
-def _byte_planes_kernel(x, planes, offsets, scales, n_groups, GROUPS: tl.constexpr):
-    row = tl.program_id(1)
-    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+def store_byte_planes(v, planes, offsets, scales, group, n_groups):
+    """Round groups v [G, 8, 4] f32 to fp8 and store the byte planes of one row.
+
+    group  [G] i32, the groups' numbers in the row; those from n_groups on are not stored
+    """
     mask = group < n_groups
     half, byte = tl.arange(0, 8), tl.arange(0, 4)
-    within = half[:, None] * 4 + byte[None, :]
-    at = row * n_groups * 32 + group[:, None, None] * 32 + within[None, :, :]
-    v = tl.load(x + at, mask=mask[:, None, None], other=0.0).to(tl.float32)
     amax = tl.maximum(tl.max(tl.max(tl.abs(v), 2), 1), 1e-4) * _RECIPROCAL
     bits = (amax.to(tl.int32, bitcast=True) + 0x007FFFFF) & 0x7F800000
     # A power of two's reciprocal is exact: 2^-(e - 127) has exponent field 254 - e.
@@ -37,14 +36,25 @@ def _byte_planes_kernel(x, planes, offsets, scales, n_groups, GROUPS: tl.constex
     magic = tl.maximum(binade, 0.015625) * 1572864.0
     whole = (((scaled + magic) - magic) * _UNITS).to(tl.int32)
     total = tl.sum(tl.sum(whole, 2), 1)
-    out = planes + row * n_groups * 24 + (half % 2)[None, :] * n_groups * 4
-    out += group[:, None] * 4 + (half // 2)[None, :]
+    out = planes + (half % 2)[None, :] * n_groups * 4 + group[:, None] * 4 + (half // 2)[None, :]
     for plane in tl.static_range(3):
         packed = tl.sum(((whole >> (8 * plane)) & 255) << (8 * byte)[None, None, :], 2)
         tl.store(out + plane * n_groups * 8, packed, mask=mask[:, None])
-    tl.store(offsets + row * n_groups + group, total * -_BIAS, mask=mask)
+    tl.store(offsets + group, total * -_BIAS, mask=mask)
     scale = bits.to(tl.float32, bitcast=True) * (1.0 / (2 * _UNITS))
-    tl.store(scales + row * n_groups + group, scale, mask=mask)
+    tl.store(scales + group, scale, mask=mask)
+
+
+@triton.jit
+def _byte_planes_kernel(x, planes, offsets, scales, n_groups, GROUPS: tl.constexpr):
+    row = tl.program_id(1)
+    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    half, byte = tl.arange(0, 8), tl.arange(0, 4)
+    within = half[:, None] * 4 + byte[None, :]
+    at = row * n_groups * 32 + group[:, None, None] * 32 + within[None, :, :]
+    v = tl.load(x + at, mask=(group < n_groups)[:, None, None], other=0.0).to(tl.float32)
+    skip = row * n_groups
+    store_byte_planes(v, planes + skip * 24, offsets + skip, scales + skip, group, n_groups)
 
 
 def byte_planes(x: Tensor, *, out: Planes | None = None) -> Planes:

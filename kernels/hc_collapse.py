@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .bf16_bits import round_to_bf16
+from .byte_planes import Planes, byte_planes, store_byte_planes
 from .device import runs_kernels
 from .reference import hc_collapse as reference
 from .reference.rms_norm import rms_norm
@@ -22,12 +23,16 @@ def _hc_collapse_norm_kernel(
     weight,
     out,
     rounded,
+    planes,
+    offsets,
+    scales,
     width,
     eps,
     N_STREAMS: tl.constexpr,
     BLOCK: tl.constexpr,
     BF16: tl.constexpr,
     ROUNDS: tl.constexpr,
+    PLANES: tl.constexpr,
 ):
     token = tl.program_id(0)
     at = tl.arange(0, BLOCK)
@@ -48,6 +53,14 @@ def _hc_collapse_norm_kernel(
         groups = tl.reshape(row, [BLOCK // 32, 32])
         codes = tl.reshape(round_groups_to_fp8(groups), [BLOCK])
         tl.store(rounded + token * width + at, codes, mask=inside)
+    if PLANES:
+        group = tl.arange(0, BLOCK // 32)
+        n_groups = width // 32
+        skip = token * n_groups
+        store_byte_planes(
+            tl.reshape(row, [BLOCK // 32, 8, 4]),
+            planes + skip * 24, offsets + skip, scales + skip, group, n_groups,
+        )  # fmt: skip
 
 
 def hc_collapse_norm(
@@ -59,6 +72,7 @@ def hc_collapse_norm(
     *,
     out: Tensor | None = None,
     rounded: Tensor | None = None,
+    planes: Planes | None = None,
 ) -> Tensor:
     """Mix the streams into one row and scale it to unit mean square.
 
@@ -67,6 +81,7 @@ def hc_collapse_norm(
     weight   [H] f32
     dtype    of the mixed row before its norm and of the result: bf16 or f32
     rounded  [T, H] f32: the result rounded to fp8 as well, where given; H a multiple of 32
+    planes   of `byte_planes`: the result's, where given; H a multiple of 32
     returns  [T, H] `dtype`, in `out` where given; `out` may be f32 whatever `dtype` is
 
     Raises ValueError on a shape that differs. Within 2e-6 (relative, f32) of the references'
@@ -82,13 +97,17 @@ def hc_collapse_norm(
         out.copy_(rms_norm(mixed, weight, eps, dtype))
         if rounded is not None:
             rounded.copy_(round_fp8(out))
+        if planes is not None:
+            byte_planes(out, out=planes)
         return out
     if n_tokens:
         block = triton.next_power_of_2(width)
         _hc_collapse_norm_kernel[(n_tokens,)](
-            streams, pre, weight, out, out if rounded is None else rounded, width, eps,
+            streams, pre, weight, out, out if rounded is None else rounded,
+            *((out, out, out) if planes is None else planes), width, eps,
             N_STREAMS=n_streams, BLOCK=block, BF16=dtype == torch.bfloat16,
-            ROUNDS=rounded is not None, num_warps=min(32, max(1, block // 256)),
+            ROUNDS=rounded is not None, PLANES=planes is not None,
+            num_warps=min(32, max(1, block // 256)),
         )  # fmt: skip
     return out
 

@@ -154,6 +154,7 @@ def routed_m1(
     buffers: RoutedBuffers | None = None,
     out: Tensor | None = None,
     sums: bool = True,
+    row_given: bool = False,
 ) -> Tensor:
     """Sum one token's experts in plan order: sum over e of w2(weight * act(w1 x, w3 x)).
 
@@ -166,6 +167,7 @@ def routed_m1(
     plain     takes the bodies without inline PTX on a GPU too, for comparison
     buffers   scratch for K experts or more, then nothing is allocated
     sums      False: the experts' outputs are not added, where kernels run
+    row_given  the buffers' row is x rounded already (fp4 experts)
     returns   [hidden] f32, in `out` or else in the buffers' where given; without `sums` the
               buffers' parts [K, hidden] f32, where the row of an absent expert is undefined
 
@@ -183,14 +185,17 @@ def routed_m1(
     if not runs_kernels(x):
         return out.copy_(reference.routed_m1(x, pointers, weights, shape, limit, dtype))
     scratch = scratch.first(n_experts)
+    if isinstance(shape, Fp4Shape) and not row_given:
+        planes, offsets, scales = scratch.row
+        byte_planes(x, out=(planes, offsets, scales))
     if isinstance(shape, BlockShape):
         launch_blocks(x, pointers, weights, scratch, shape, limit, dtype, plain=plain)
     elif speaks_ptx(x.device) and not plain:
         from .routed_m1_layouts import launch_layouts  # noqa: PLC0415  wants a GPU's compiler
 
-        launch_layouts(x, pointers, weights, scratch, shape, limit, dtype)
+        launch_layouts(pointers, weights, scratch, shape, limit, dtype)
     else:
-        _launch_plain(x, pointers, weights, scratch, shape, limit, dtype)
+        _launch_plain(pointers, weights, scratch, shape, limit, dtype)
     if not sums:
         return scratch.parts
     block = 256
@@ -201,7 +206,6 @@ def routed_m1(
 
 
 def _launch_plain(
-    x: Tensor,
     pointers: Tensor,
     weights: Tensor,
     scratch: RoutedBuffers,
@@ -211,12 +215,10 @@ def _launch_plain(
 ) -> None:
     """Fill `scratch.parts` with each expert's output."""
     n_experts = weights.shape[0]
-    planes, offsets, scales = scratch.row
-    row = byte_planes(x, out=(planes, offsets, scales))
     options: dict[str, Any] = {"ROWS": 32, "BLOCK": 8, "num_warps": 4}
     options["BF16"] = dtype == torch.bfloat16
     _gate_up_kernel[(shape.width // 32, n_experts)](
-        pointers, weights, *row, scratch.activated, n_experts, limit,
+        pointers, weights, *scratch.row, scratch.activated, n_experts, limit,
         GATE_SCALE=shape.gate_scale, UP_SCALE=shape.up_scale, GROUPS=shape.hidden // 32,
         WIDTH=shape.width, **options,
     )  # fmt: skip

@@ -13,7 +13,6 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .byte_planes import byte_planes
 from .formats.fp4_expert import Fp4Shape
 from .fp4_words import GROUP_ASSEMBLY, GROUP_CONSTRAINTS
 from .routed_m1_buffers import RoutedBuffers
@@ -185,7 +184,6 @@ def _down_kernel(
 
 
 def launch_layouts(
-    x: Tensor,
     pointers: Tensor,
     weights: Tensor,
     scratch: RoutedBuffers,
@@ -195,13 +193,11 @@ def launch_layouts(
 ) -> None:
     """Fill `scratch.parts` with each expert's output."""
     n_experts, bf16 = weights.shape[0], dtype == torch.bfloat16
-    planes, offsets, scales = scratch.row
-    row = byte_planes(x, out=(planes, offsets, scales))
     groups, width_groups = shape.hidden // 32, shape.width // 32
     # 32 rows a program: a whole group of the down projection's input.
     _, block, layout, warps = tiling(groups, 32, rows=32)
     _gate_up_kernel[(width_groups, n_experts)](
-        pointers, weights, *row, *scratch.activated_row, n_experts, limit,
+        pointers, weights, *scratch.row, *scratch.activated_row, n_experts, limit,
         GATE_SCALE=shape.gate_scale, UP_SCALE=shape.up_scale, GROUPS=groups,
         WIDTH_GROUPS=width_groups, BLOCK=block, LAYOUT=layout, BF16=bf16, WARPS=warps,
         num_warps=warps, maxnreg=_REGISTERS,

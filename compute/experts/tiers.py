@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.formats.fp4_expert import Fp4Shape
+from kernels.formats.k_expert import BlockShape
+from kernels.routed_m1_blocks import check_blocks
 from kernels.update_slots import update_slots
 from protocol.errors import ConfigError
 from protocol.files.slice_map import FP4
@@ -46,7 +48,7 @@ class ExpertTiers:
         self.n_experts = n_experts
         self.slot_bytes = slot_bytes
         self.device = device
-        self.shapes = [
+        self.shapes: list[Fp4Shape | BlockShape] = [
             expert_shape(piece, kinds) for piece, kinds in zip(pieces, formats, strict=True)
         ]
         self.offsets = [(p.offsets[0], p.offsets[2], p.offsets[4]) for p in pieces]
@@ -90,20 +92,25 @@ class ExpertTiers:
         host = torch.tensor(triples, dtype=torch.int32)
         if self.device.type == "cuda":
             host = host.pin_memory().to(self.device, non_blocking=True)
-        update_slots(self.table, host)
+        update_slots(self.table, host, n_slots)
 
     def replace(self, table: NDArray[np.int32]) -> None:
         """Set the whole table [n_layers, n_experts]."""
         self.table.copy_(torch.from_numpy(np.ascontiguousarray(table)))
 
 
-def expert_shape(pieces: PieceShapes, formats: tuple[str, str, str]) -> Fp4Shape:
+def expert_shape(pieces: PieceShapes, formats: tuple[str, str, str]) -> Fp4Shape | BlockShape:
     """Return what the kernel for single tokens is told of a layer's experts.
 
     Raises ConfigError for formats that it does not read.
     """
-    if set(formats) != {FP4}:
-        raise ConfigError(f"no kernel for experts in {', '.join(sorted(set(formats)))}")
-    gate, gate_scale, up, up_scale, down, down_scale = pieces.offsets
-    (width, packed) = pieces.shapes[0]
-    return Fp4Shape(2 * packed, width, gate_scale - gate, up_scale - up, down_scale - down)
+    width, hidden = pieces.shapes[0][0], pieces.shapes[4][0]
+    if set(formats) == {FP4}:
+        gate, gate_scale, up, up_scale, down, down_scale = pieces.offsets
+        return Fp4Shape(hidden, width, gate_scale - gate, up_scale - up, down_scale - down)
+    shape = BlockShape(hidden, width, *formats)
+    try:
+        check_blocks(shape)
+    except ValueError as error:
+        raise ConfigError(f"no kernel for experts in {', '.join(formats)}: {error}") from None
+    return shape

@@ -15,6 +15,8 @@ from torch import Tensor
 from compute.experts.tiers import ExpertTiers
 from compute.model.model import Model
 from compute.model.weights import MoeWeights
+from kernels.byte_planes import Planes
+from kernels.formats.fp4_expert import Fp4Shape
 from kernels.hc_collapse import hc_collapse_norm
 from kernels.hc_expand import hc_expand
 from kernels.hc_mix import hc_mix
@@ -81,7 +83,7 @@ class ExpertsStep:
             hc_mix(streams, mix.fn, mix.scale, mix.base, **self._mix_settings, out=mixed)
         hc_collapse_norm(
             streams, b.middle_pre[layer], weights.ffn_norm, config.norm_eps, self._dtype,
-            out=b.row, rounded=b.rounded,
+            out=b.row, rounded=b.rounded, planes=self._planes(layer),
         )  # fmt: skip
         with self._sharing.fork():
             self._share(moe)
@@ -113,7 +115,16 @@ class ExpertsStep:
         return routed_m1(
             b.row, b.pointers, b.weights, shape, config.swiglu_limit,
             dtype=self._dtype, buffers=self._routed[shape], sums=False,
+            row_given=self._planes(layer) is not None,
         )  # fmt: skip
+
+    def _planes(self, layer: int) -> Planes | None:
+        """Where fp4 experts find their row; None where the kernel for them rounds it itself."""
+        shape = self._tiers.shapes[layer]
+        if not isinstance(shape, Fp4Shape):
+            return None
+        planes, offsets, scales = self._routed[shape].row
+        return planes, offsets, scales
 
     def _share(self, moe: MoeWeights) -> None:
         product(self._buffers.rounded, moe.shared_gate_up, out=self._gate_up)

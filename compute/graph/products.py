@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compute.model.matrix import BF16, FP8, Matrix, StoredMatrix
+from compute.model.matrix import BF16, FP8, ROW_BLOCKS, Matrix, StoredMatrix
 from kernels.gemv import gemv
+from kernels.gemv_blocks import gemv_blocks
 
 
 def product(x: Tensor, matrix: Matrix, *, out: Tensor | None = None) -> Tensor:
@@ -16,6 +17,8 @@ def product(x: Tensor, matrix: Matrix, *, out: Tensor | None = None) -> Tensor:
     """
     if isinstance(matrix, StoredMatrix) and matrix.format in {FP8, BF16}:
         return gemv(x, matrix.values, matrix.scales, groups=matrix.groups, out=out)
+    if isinstance(matrix, StoredMatrix) and matrix.format in ROW_BLOCKS:
+        return gemv_blocks(x, matrix.values, matrix.format, groups=matrix.groups, out=out)
     found = _f32_product(x, matrix)
     return found if out is None else out.copy_(found)
 

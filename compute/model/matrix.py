@@ -18,6 +18,8 @@ from kernels.reference import linear as reference
 MAX_ROWS = 8  # that the kernels for a few rows take
 FP8 = "F8_E4M3"
 BF16 = "BF16"
+# Block formats that a few rows, themselves rounded to q8_1, are multiplied with as they are stored.
+ROW_BLOCKS = frozenset({"Q8_0", "Q6_K", "Q4_K", "Q3_K", "Q2_K"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,18 @@ class StoredMatrix:
         return FORMATS[self.format].dequantise(self.values).view(self.n, self.k).to(dtype)
 
     def row_product(self, x: Tensor) -> Tensor:
-        """Return x . matrix^T [M, n] f32 of at most MAX_ROWS rows x [M, groups * k] f32."""
+        """Return x . matrix^T [M, n] f32 of at most MAX_ROWS rows x [M, groups * k] f32.
+
+        A matrix of blocks takes rows rounded to q8_1, as the kernel for it does.
+        """
         if self.format in {FP8, BF16}:
             from kernels.gemv import gemv  # noqa: PLC0415  Triton takes long to import
 
             return gemv(x, self.values, self.scales, groups=self.groups)
+        if self.format in ROW_BLOCKS:
+            from kernels.gemv_blocks import gemv_blocks  # noqa: PLC0415  as above
+
+            return gemv_blocks(x, self.values, self.format, groups=self.groups)
         weight = self.dequantised(torch.float32).view(self.groups, -1, self.k)
         rows = x.view(x.shape[0], self.groups, self.k).transpose(0, 1)
         return torch.bmm(rows, weight.transpose(1, 2)).transpose(0, 1).flatten(1)

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from kernels.bf16_bits import round_to_bf16  # noqa: F401  compiled with the kernels that use it
+from kernels.byte_planes import empty_planes
 from kernels.hc_collapse import hc_collapse_norm
 from kernels.hc_expand import hc_expand
 from kernels.hc_mix import hc_mix
 from kernels.reference import hc_collapse as reference_collapse
 from kernels.reference import hc_expand as reference_expand
 from kernels.reference import hc_mix as reference_mix
+from kernels.reference.byte_planes import byte_planes
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.round_fp8 import round_fp8
 
@@ -80,10 +82,15 @@ def test_the_norm_leaves_the_same_row_rounded_to_fp8(
     pre, weight = torch.rand(n_tokens, 4, generator=generator).to(device), torch.rand(width)
     plain = hc_collapse_norm(streams, pre, weight.to(device), EPS, dtype)
     out, rounded = (torch.full((n_tokens, width), float("nan"), device=device) for _ in "12")
-    hc_collapse_norm(streams, pre, weight.to(device), EPS, dtype, out=out, rounded=rounded)
+    planes = empty_planes(n_tokens, width, torch.device(device))
+    hc_collapse_norm(
+        streams, pre, weight.to(device), EPS, dtype, out=out, rounded=rounded, planes=planes
+    )
     # The two kernels may fuse products in other places.
     assert close(out.float(), plain.cpu().float(), 1e-6 if dtype == torch.float32 else 1e-3)
     assert torch.equal(rounded.cpu(), round_fp8(out.cpu()))
+    for found, wanted in zip(planes, byte_planes(out.cpu()), strict=True):
+        assert torch.equal(found.cpu(), wanted)
 
 
 @pytest.mark.parametrize("device", DEVICES)

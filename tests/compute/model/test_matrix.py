@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compute.model.matrix import StoredMatrix, grouped_linear, linear
+from compute.model.matrix import MAX_ROWS, StoredMatrix, grouped_linear, linear
 from kernels.formats import FORMATS
 
 
@@ -33,6 +33,9 @@ def test_a_stored_matrix_multiplies_as_its_values_do(
     wanted = linear(x, matrix.dequantised(torch.float32), torch.float32)
     found = linear(x, matrix, dtype).float()
     tolerance = 8e-3 if dtype == torch.bfloat16 else 1e-5
+    if kind == "Q8_0" and rows <= MAX_ROWS:  # rows are rounded to q8_1
+        assert (found - wanted).norm() < 0.01 * wanted.norm()
+        return
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance * 1e-2)
 
 

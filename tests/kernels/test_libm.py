@@ -119,8 +119,7 @@ def test_special_values_are_the_librarys() -> None:
 @pytest.mark.interpreter
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_interpreted_ports_equal_the_references_all_over(name: str) -> None:
-    strided = torch.arange(-(2**31), 2**31, 65_521)
-    strided = torch.cat([strided, torch.arange(1 << 16)])[: 1 << 16]  # some 0.0015% of all
+    strided = torch.arange(-(2**31), 2**31, 65_521)[: 1 << 16]
     near = [b << 24 for b in TURNS[name]]
     corners = torch.tensor([c + d for c in near for d in range(-2048, 2048)])
     for bits in (strided, corners.repeat(16)[: 1 << 16]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -66,15 +68,28 @@ def launch_layouts(
     codes: Tensor, sides: Tensor, weight: Tensor, name: str, out: Tensor, groups: int
 ) -> None:
     """Fill out [M, n] f32 from q8_1 rows and a weight [n, bytes a row] u8."""
-    n, block_bytes = weight.shape[0], UNITS[name].block_bytes
-    blocks = weight.shape[1] // block_bytes
+    n, blocks = weight.shape[0], weight.shape[1] // UNITS[name].block_bytes
     tile = matrix_tiling(n, n // groups, blocks * 256, name)
     _gemv_blocks_kernel[(out.shape[0], n // tile.rows)](
         codes.view(torch.int32), sides, weight, out, n, n // groups, groups,
-        FORMAT=name, BYTES=block_bytes, BLOCKS=blocks, ROWS=tile.rows, UNITS_A_STEP=tile.units,
-        UNROLL=_unroll(2 * blocks // tile.units, tile, name), LAYOUT=tile.layout,
-        LOADS=tile.loads_of(name), num_warps=tile.warps, maxnreg=_REGISTERS,
+        **constants(weight, name, tile), num_warps=tile.warps, maxnreg=_REGISTERS,
     )  # fmt: skip
+
+
+def constants(weight: Tensor, name: str, tile: Tiling) -> dict[str, Any]:
+    """Return what the kernel is compiled for."""
+    block_bytes = UNITS[name].block_bytes
+    blocks = weight.shape[1] // block_bytes
+    return {
+        "FORMAT": name,
+        "BYTES": block_bytes,
+        "BLOCKS": blocks,
+        "ROWS": tile.rows,
+        "UNITS_A_STEP": tile.units,
+        "UNROLL": _unroll(2 * blocks // tile.units, tile, name),
+        "LAYOUT": tile.layout,
+        "LOADS": tile.loads_of(name),
+    }
 
 
 def _unroll(steps: int, tile: Tiling, name: str) -> int:

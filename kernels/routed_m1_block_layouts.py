@@ -6,12 +6,14 @@ and rounds it at once, bit for bit as `q8_1_rows` does.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .block_layouts import load_units, loads_ahead, row_words, tiling, unit_sums
+from .block_layouts import Tiling, load_units, loads_ahead, row_words, tiling, unit_sums
 from .block_words import UNITS
 from .formats.k_expert import BlockShape
 from .reference.q8_1_rows import SMALLEST
@@ -151,29 +153,58 @@ def launch_layouts(
 ) -> None:
     """Fill `scratch.parts` with each expert's output, from the token's rounded row."""
     n_experts, bf16 = weights.shape[0], dtype == torch.bfloat16
-    row, activated = _words(scratch.row), _words(scratch.activated_row)
-    blocks, width_blocks = shape.hidden // 256, shape.width // 256
-    # Two rows of eight words a matrix fit the registers, of the longest units one.
-    rows_a_lane = 2 if loads_ahead(shape.gate, shape.up) else 1
-    tile = tiling(2 * blocks, rows_a_lane, rows=32)
+    tile, constants = gate_up_constants(shape, bf16=bf16)
     _gate_up_kernel[(shape.width // 32, n_experts)](
-        pointers, weights, *row, *scratch.activated_row, n_experts, limit,
-        GATE=shape.gate, UP=shape.up, GATE_BYTES=UNITS[shape.gate].block_bytes,
-        UP_BYTES=UNITS[shape.up].block_bytes, BLOCKS=blocks, WIDTH_UNITS=2 * width_blocks,
-        STEPS=2 * blocks // tile.units, UNITS_A_STEP=tile.units, LAYOUT=tile.layout,
-        GATE_LOADS=tile.loads_of(shape.gate), UP_LOADS=tile.loads_of(shape.up),
-        AHEAD=loads_ahead(shape.gate, shape.up), BF16=bf16,
-        WARPS=tile.warps, num_warps=tile.warps, maxnreg=_REGISTERS,
+        pointers, weights, *_words(scratch.row), *scratch.activated_row, n_experts, limit,
+        **constants, num_warps=tile.warps, maxnreg=_REGISTERS,
     )  # fmt: skip
-    tile = tiling(2 * width_blocks, 1)
+    tile, constants = down_constants(shape, bf16=bf16)
     _down_kernel[(shape.hidden // tile.rows, n_experts)](
-        pointers, *activated, scratch.parts, n_experts,
-        DOWN=shape.down, DOWN_BYTES=UNITS[shape.down].block_bytes, BLOCKS=width_blocks,
-        HIDDEN=shape.hidden, ROWS=tile.rows, STEPS=2 * width_blocks // tile.units,
-        UNITS_A_STEP=tile.units, LAYOUT=tile.layout, LOADS=tile.loads_of(shape.down),
-        AHEAD=loads_ahead(shape.down), BF16=bf16,
-        num_warps=tile.warps, maxnreg=_REGISTERS,
+        pointers, *_words(scratch.activated_row), scratch.parts, n_experts,
+        **constants, num_warps=tile.warps, maxnreg=_REGISTERS,
     )  # fmt: skip
+
+
+def gate_up_constants(shape: BlockShape, *, bf16: bool) -> tuple[Tiling, dict[str, Any]]:
+    """Return the tiling of gate and up, and what their kernel is compiled for."""
+    blocks, ahead = shape.hidden // 256, loads_ahead(shape.gate, shape.up)
+    # Two rows of eight words a matrix fit the registers, of the longest units one.
+    tile = tiling(2 * blocks, 2 if ahead else 1, rows=32)
+    return tile, {
+        "GATE": shape.gate,
+        "UP": shape.up,
+        "GATE_BYTES": UNITS[shape.gate].block_bytes,
+        "UP_BYTES": UNITS[shape.up].block_bytes,
+        "BLOCKS": blocks,
+        "WIDTH_UNITS": shape.width // 128,
+        "STEPS": 2 * blocks // tile.units,
+        "UNITS_A_STEP": tile.units,
+        "LAYOUT": tile.layout,
+        "GATE_LOADS": tile.loads_of(shape.gate),
+        "UP_LOADS": tile.loads_of(shape.up),
+        "AHEAD": ahead,
+        "BF16": bf16,
+        "WARPS": tile.warps,
+    }
+
+
+def down_constants(shape: BlockShape, *, bf16: bool) -> tuple[Tiling, dict[str, Any]]:
+    """Return the tiling of down, and what its kernel is compiled for."""
+    blocks = shape.width // 256
+    tile = tiling(2 * blocks, 1)
+    return tile, {
+        "DOWN": shape.down,
+        "DOWN_BYTES": UNITS[shape.down].block_bytes,
+        "BLOCKS": blocks,
+        "HIDDEN": shape.hidden,
+        "ROWS": tile.rows,
+        "STEPS": 2 * blocks // tile.units,
+        "UNITS_A_STEP": tile.units,
+        "LAYOUT": tile.layout,
+        "LOADS": tile.loads_of(shape.down),
+        "AHEAD": loads_ahead(shape.down),
+        "BF16": bf16,
+    }
 
 
 def _words(rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

@@ -83,7 +83,7 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def until(self, expression: str, seconds: float = 20.0) -> Any:
+    def until(self, expression: str, seconds: float = 45.0) -> Any:
         """Wait until a piece of JavaScript gives something true."""
         ends = time.monotonic() + seconds
         while not (found := self.value(f"Boolean(document.body) && ({expression})")):

@@ -1,13 +1,15 @@
 """The performance model's predictions, held to runs of the demo whose reads are made slow.
 
-Waits of 20 ms and more, so that what else a shared machine does is small beside them; medians of
-five runs of new content; within 15 %. What compute and the daemon themselves take on this machine
-is measured in the same test, with everything in memory and with reads as fast as they are.
+Waits of 20 ms and more; medians of five runs of new content; within 15 %. What compute and the
+daemon themselves take on this machine is measured beside, text by text, with everything in memory
+and with reads as fast as they are. The daemons are processes of their own, as drives are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,19 +28,20 @@ from expert_daemon.routing_trace import RoutingTrace
 from expert_daemon.simulate import Setting
 from expert_daemon.trace_file import read_trace
 from protocol.files.checkpoint import Checkpoint, open_checkpoint
-from tests.support.faulty_source import Faults
-from tests.support.running_daemon import daemon_thread
+from tests.support.slow_daemon import slow_daemon
 
 N_NEW = 8
 N_RUNS = 5
 N_PROMPT = 40
 WITHIN = 0.15
+CALM = 1.3  # time over processor's time, where nothing is waited for
 
 
 @dataclass(frozen=True)
 class Run:
     first_s: float  # to the first token
     token_s: float
+    busy: float  # what all of it took, over the processor's time of it
 
 
 def prompts(ready: Opened) -> list[list[int]]:
@@ -48,35 +51,16 @@ def prompts(ready: Opened) -> list[list[int]]:
     return [[ready.bos_id, *ready.tokenizer.encode(piece)][:N_PROMPT] for piece in pieces]
 
 
-def run_all(runtime_dir: Path) -> list[Run]:
-    """The warm-up and every run, on a daemon that runs there."""
-    config = ComputeConfig(runtime_dir=runtime_dir, daemon_wait_s=20)
-    runs = []
-    with opened(config, Display(quiet=True)) as ready:
-        for ids in prompts(ready):
-            request = Request(ids, Sampling(temperature=0), N_NEW)
-            *_, last = ready.engine.generate(request)
-            assert isinstance(last, Finished)
-            assert last.n_new == N_NEW
-            runs.append(Run(last.prefill_s, last.decode_s / (N_NEW - 1)))
-    return runs
-
-
-def slow_experts(demo_dir: Path, seconds: float) -> Faults:
-    """Each read of expert bytes takes so long; rows are read as ever."""
-    checkpoint = open_checkpoint(demo_dir)
-    numbers = {shard: number for number, shard in enumerate(checkpoint.shards)}
-    rows = [
-        (numbers[part.shard], part.offset, part.offset + part.n_bytes)
-        for table in checkpoint.engram_tables
-        for part in (table.values, table.scales)
-    ]
-
-    def late(shard: int, offset: int, n_bytes: int) -> float:
-        is_row = any(s == shard and b <= offset < e for s, b, e in rows)
-        return 0.0 if is_row else seconds
-
-    return Faults(late=late)
+def run(ready: Opened, ids: list[int]) -> Run:
+    """A text on an engine."""
+    request = Request(ids, Sampling(temperature=0), N_NEW)
+    began = time.process_time()
+    *_, last = ready.engine.generate(request)
+    cpu_s = time.process_time() - began
+    assert isinstance(last, Finished)
+    assert last.n_new == N_NEW
+    busy = (last.prefill_s + last.decode_s) / cpu_s
+    return Run(last.prefill_s, last.decode_s / (N_NEW - 1), busy)
 
 
 @dataclass(frozen=True)
@@ -92,18 +76,25 @@ class Measurement:
 
 
 def measure(demo_dir: Path, folder: Path, arena: int, latency_s: float) -> Measurement:
-    folders = [folder / name for name in ("a", "b", "c")]
-    for each in folders:
-        each.mkdir(mode=0o700)
-    with daemon_thread(demo_dir, folders[0]):
-        run_all(folders[0])
-        resident = run_all(folders[0])[1:]
-    with daemon_thread(demo_dir, folders[1], arena_bytes=arena, trace=folder / "trace"):
-        quick = run_all(folders[1])[1:]
-    trace, _ = read_trace(folder / "trace")
-    with daemon_thread(demo_dir, folders[2], slow_experts(demo_dir, latency_s), arena_bytes=arena):
-        measured = run_all(folders[2])[1:]
+    """Each text on three daemons in turn, so that what else the machine does counts for all."""
+    places = [folder / name for name in ("resident", "quick", "measured")]
+    small = ("--arena", str(arena))
+    trace_file = folder / "trace"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(slow_daemon(demo_dir, places[0], 0.0))
+        stack.enter_context(
+            slow_daemon(demo_dir, places[1], 0.0, *small, "--trace", str(trace_file))
+        )
+        stack.enter_context(slow_daemon(demo_dir, places[2], latency_s, *small))
+        configs = [ComputeConfig(runtime_dir=place, daemon_wait_s=20) for place in places]
+        ready = [stack.enter_context(opened(each, Display(quiet=True))) for each in configs]
+        texts = prompts(ready[0])
+        for ids in texts:  # whatever it needs is there from now on
+            run(ready[0], ids)
+        runs = [[run(each, ids) for each in ready] for ids in texts][1:]
+    trace, _ = read_trace(trace_file)
     checkpoint = open_checkpoint(demo_dir)
+    resident, quick, measured = (list(column) for column in zip(*runs, strict=True))
     return Measurement(checkpoint, setting_of(checkpoint, arena), trace, resident, quick, measured)
 
 
@@ -137,10 +128,8 @@ def predicted_first_tokens(found: Measurement, drive: Drive) -> list[float]:
     return times
 
 
-def ratios(demo_dir: Path, folder: Path, arena: int, latency_s: float) -> dict[str, float]:
+def ratios(found: Measurement, latency_s: float) -> dict[str, float]:
     """Predicted over measured, medians of both."""
-    folder.mkdir(mode=0o700)
-    found = measure(demo_dir, folder, arena, latency_s)
     drive = Drive(bytes_per_s=1e9, latency_s=latency_s, n_threads=8)
     tokens, firsts = predicted_tokens(found, drive), predicted_first_tokens(found, drive)
     median = statistics.median
@@ -151,24 +140,41 @@ def ratios(demo_dir: Path, folder: Path, arena: int, latency_s: float) -> dict[s
 
 
 def check(demo_dir: Path, folder: Path, arena: int, latency_s: float) -> None:
-    found = {}
-    for attempt in ("1", "2"):  # others may have used this machine in the first
-        found = ratios(demo_dir, folder / attempt, arena, latency_s)
-        print(f"predicted over measured: {found}")
-        if all(abs(ratio - 1) <= WITHIN for ratio in found.values()):
+    """Hold one try of three; a miss counts only where the machine had time for the run.
+
+    With every expert there nothing is waited for: what that took beyond the processor's time of it
+    went to others, and then predictions from it say nothing of the waits.
+    """
+    missed = []
+    for number in range(3):
+        place = folder / str(number)
+        place.mkdir(mode=0o700)
+        found = measure(demo_dir, place, arena, latency_s)
+        told = ratios(found, latency_s)
+        busy = statistics.median(run.busy for run in found.resident)
+        print(f"predicted over measured: {told}; time over processor's time: {busy:.2f}")
+        if all(abs(ratio - 1) <= WITHIN for ratio in told.values()):
             return
-    raise AssertionError(found)
+        if busy <= CALM:
+            missed.append(told)
+    if not missed:
+        pytest.skip("others use this machine: not once was there time for the run")
+    raise AssertionError(missed)
 
 
+@pytest.mark.timing
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_tokens_and_first_tokens_take_as_long_as_predicted(demo_dir: Path, runtime_dir: Path):
-    check(demo_dir, runtime_dir, arena=3_000_000, latency_s=0.05)
+    check(demo_dir, runtime_dir, arena=3_000_000, latency_s=0.02)
 
 
+@pytest.mark.timing
 @pytest.mark.accept
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("arena", "latency_s"), [(2_500_000, 0.1), (4_000_000, 0.06), (5_000_000, 0.12)]
+    ("arena", "latency_s"),
+    [(2_500_000, 0.1), (3_000_000, 0.03), (4_000_000, 0.04), (4_000_000, 0.06), (5_000_000, 0.12)],
 )
 def test_other_arenas_and_latencies_are_predicted_as_well(
     demo_dir: Path, runtime_dir: Path, arena: int, latency_s: float

@@ -240,7 +240,7 @@ def test_at_the_services_end_every_request_gets_its_done(
     compute.gate.clear()
     for number in (1, 2):
         frontend.say(_generate(number))
-    _eventually(lambda: compute.jobs)
+    _eventually(lambda: compute.jobs and compute.queue.n_waiting == 1)
     compute.server.stop_jobs()
     ends = [frontend.hear_until(m.Done)[-1] for _ in range(2)]
     assert {(done.id, done.reason) for done in ends} == {(1, "cancelled"), (2, "cancelled")}

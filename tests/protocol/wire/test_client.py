@@ -484,6 +484,7 @@ def test_resync_brings_the_whole_table_and_drops_older_changes(
 ) -> None:
     slot = engine.miss(2, (7,)).slots[0]
     daemon.push(m.Changes(1, 2, ()))
+    _eventually(lambda: _polled(engine) and len(engine._changes) == 1)  # it was there before
     welcome = engine.resync()
     table = np.frombuffer(welcome.table, "<i4").reshape(LAYOUT.n_layers, LAYOUT.n_experts)
     assert table[2, 7] == slot

@@ -28,3 +28,11 @@ def speaks_ptx(device: torch.device) -> bool:
     if device.type != "cuda" or interpreted():
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@lru_cache(maxsize=16)
+def has_warpgroup_products(device: torch.device) -> bool:
+    """Whether kernels with the products of Hopper's warp groups run on this device."""
+    if device.type != "cuda" or interpreted():
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9

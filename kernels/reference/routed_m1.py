@@ -41,14 +41,14 @@ def routed_m1(
         else:
             gate_scale, up_scale = shape.gate_scale, shape.up_scale
             gate = linear(
-                round_fp8(x), _matrix(gate_at, gate_scale, shape.width, shape.hidden), dtype
+                round_fp8(x), fp4_matrix(gate_at, gate_scale, shape.width, shape.hidden), dtype
             )
-            up = linear(round_fp8(x), _matrix(up_at, up_scale, shape.width, shape.hidden), dtype)
+            up = linear(round_fp8(x), fp4_matrix(up_at, up_scale, shape.width, shape.hidden), dtype)
         activated = swiglu(gate, up, limit, weights[expert : expert + 1]).to(dtype)
         if isinstance(shape, BlockShape):
             part = _blocks_product(activated, down_at, shape.down, shape.hidden, dtype)
         else:
-            down = _matrix(down_at, shape.down_scale, shape.hidden, shape.width)
+            down = fp4_matrix(down_at, shape.down_scale, shape.hidden, shape.width)
             part = linear(round_fp8(activated), down, dtype)
         total += part[0].float()
     return total
@@ -63,7 +63,8 @@ def _blocks_product(x: Tensor, at: int, name: str, n: int, dtype: torch.dtype) -
     return (dequantise(*q8_1_rows(x), k) @ matrix.T).float().to(dtype)
 
 
-def _matrix(at: int, scale: int, n: int, k: int) -> Tensor:
+def fp4_matrix(at: int, scale: int, n: int, k: int) -> Tensor:
+    """Return [n, k] f32 of the codes at an address of the CPU and the scales `scale` bytes on."""
     packed = torch.frombuffer((ctypes.c_uint8 * (n * k // 2)).from_address(at), dtype=torch.uint8)
     scales = (ctypes.c_uint8 * (n * k // 32)).from_address(at + scale)
     codes = torch.frombuffer(scales, dtype=torch.uint8)

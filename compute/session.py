@@ -106,6 +106,14 @@ class Decoding(Protocol):
         """Whether this is the sequence."""
         ...
 
+    def expect(self, token: int) -> None:
+        """Ask early for what `step` with this id needs; nothing of the sequence changes."""
+        ...
+
+    def values(self) -> dict[str, int | str]:
+        """Return counts by name, for reports."""
+        ...
+
     def step(self, token: int) -> NextLogits:
         """Take one id into the sequence. Raises as `Model.forward` does."""
         ...
@@ -234,11 +242,13 @@ class _Run:
             if choice.id in request.stop_ids:
                 yield NewToken(choice, "")
                 return "stop"
-            yield NewToken(choice, self._text_of(choice.id))
-            if self._is_over():
-                return "stop"
-            if self._n_new >= self._most:
-                return "length"
+            text = self._text_of(choice.id)
+            reason = self._end()
+            if not reason:
+                self._expect(sequence, choice.id)  # before anybody is told: it takes a read
+            yield NewToken(choice, text)
+            if reason:
+                return reason
             if self._n_new == 1:
                 self._keep()  # the prompt's end: the first token need not wait for it
             logits = self._next(sequence, choice.id)
@@ -261,6 +271,11 @@ class _Run:
             self._n_computed += len(part)
             yield Prefilled(start + len(part), len(ids), time.perf_counter() - self._started)
         return logits
+
+    def _expect(self, sequence: ModelSequence, token: int) -> None:
+        decoding = self._engine.decoding
+        if decoding is not None and decoding.takes(sequence):
+            decoding.expect(token)
 
     def _next(self, sequence: ModelSequence, token: int) -> Logits:
         """Take a new id in: by launches where the engine decodes so."""
@@ -304,9 +319,12 @@ class _Run:
             rules.commit(choice.id)
         return choice
 
-    def _is_over(self) -> bool:
+    def _end(self) -> str:
+        """Return why the last id was the last one, "" where it was not."""
         text, rules = self._request.text, self._request.rules
-        return (text is not None and text.stopped) or (rules is not None and rules.ended)
+        if (text is not None and text.stopped) or (rules is not None and rules.ended):
+            return "stop"
+        return "length" if self._n_new >= self._most else ""
 
     def _note(self) -> None:
         self._n_new += 1

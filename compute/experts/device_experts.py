@@ -4,8 +4,10 @@ Owns the registration of the arena, the copies into the device cache and the ord
 Invariants, after DESIGN.md section 2: a victim's entry leaves the device's table on the stream that
 launches before its slot is overwritten on the stream that copies; the source of a copy is `busy`
 until the copy has ended; the new entry enters at a launch boundary after that, and the launching
-stream waits for the copy's event; a copy whose key moved meanwhile is dropped. Nothing runs on the
-device while a message is sent, but for copies. One thread uses it.
+stream waits for the copy's event; a copy whose key moved meanwhile is dropped. A slot of a chunk
+that is not registered yet counts as absent on the device: a pick there waits for its chunk, which
+is registered next. Nothing runs on the device while a message is sent that may change a slot, but
+for copies; a Touch changes none. One thread uses it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from protocol.wire.messages import Added, Drop
 from .arena_view import PieceShapes, pieces_of, slots_tensor
 from .device_cache import DeviceCache, Promotion
 from .miss_client import Hints, MissClient
-from .registered_arena import RegisteredArena
+from .registered_arena import RegisteredArena, Registrar
 from .request_io import Waiting
 from .tiers import ExpertTiers
 
@@ -46,11 +48,12 @@ def _has_ended(copy: _Copy) -> bool:
 
 
 class DeviceExperts(MissClient):
-    """`places` is what the launches read; `fetch` and `commit` keep it true.
+    """`places` is what the launches read; `settle` and `fetch` keep it true.
 
     client, shapes, waiting  as MissClient's
     places                   table and device cache
     most_promotions          keys a step that may be copied into the device cache
+    registrar                None: the device's own
     """
 
     def __init__(
@@ -61,19 +64,22 @@ class DeviceExperts(MissClient):
         waiting: Waiting | None = None,
         *,
         most_promotions: int = MOST_PROMOTIONS,
+        registrar: Registrar | None = None,
     ) -> None:
         self.places = places
-        self.n_moved = 0  # times that the tensor of addresses was replaced: graphs bake it in
         self.cache = DeviceCache(
             client.welcome.n_layers * client.welcome.n_experts, places.n_device
         )
         self._most_promotions = most_promotions
+        self._chosen: list[Promotion] = []  # copies to begin at the next launch boundary
         self._copies: list[_Copy] = []
+        self._registrar = registrar
         self._registered: RegisteredArena | None = None
         self._copy_stream = None
         if places.device.type == "cuda":
             self._copy_stream = torch.cuda.Stream(places.device)  # type: ignore[no-untyped-call]
-        self._entries: dict[tuple[int, int], int] = {}  # of the device's table, changed by copies
+        self._moved: set[tuple[int, int]] = set()  # into or out of the device cache
+        self._untold: tuple[int, NDArray[np.int64]] | None = None  # the last step and its picks
         super().__init__(client, shapes, waiting, places.device)
 
     def close(self) -> None:
@@ -86,22 +92,26 @@ class DeviceExperts(MissClient):
     # for the runner
 
     def settle(self) -> None:
-        """At a launch boundary: take finished copies, bring the device's table up to date."""
+        """At a launch boundary: bring the device's table up to date, begin the copies chosen."""
         for copy in [copy for copy in self._copies if _has_ended(copy)]:
             self._copies.remove(copy)
             self._finish(copy)
         changed = self._table.take_changed()
-        if changed is None:
+        has_news = self._registered is not None and self._registered.take_news()
+        if changed is None or has_news:
             self._replace_table()
         else:
-            keys = changed | self._entries.keys()
+            keys = changed | self._moved
             self.places.push(
                 [(layer, expert, self._entry(layer, expert)) for layer, expert in keys]
             )
-        self._entries.clear()
+        self._moved.clear()
+        chosen, self._chosen = self._chosen, []
+        for promotion in chosen:
+            self._start(promotion)
 
     def fetch(self, layer: int, picks: Sequence[int], hints: Hints = ()) -> None:
-        """Bring a layer's absent picks into the arena; the device must be idle.
+        """Bring a layer's absent picks to where the device reads; the device must be idle.
 
         Raises as `MissClient.stream` does.
         """
@@ -111,18 +121,40 @@ class DeviceExperts(MissClient):
         self.io.misses += sum(slots[expert] < 0 for expert in group)
         with self._stall():
             self._fetch(layer, group, hints)
+            if self._registered is not None:
+                self._registered.wait_for(self._table.slots[layer][expert] for expert in group)
         self.settle()
 
-    def commit(self, picks: NDArray[np.int64], n_misses: int) -> None:
-        """End a token's step: picks [n_layers, top_k], of which n_misses were not there."""
-        n_layers = len(picks)
-        keys = (np.arange(n_layers)[:, None] * self.places.n_experts + picks).reshape(-1)
+    def end_token(self, picks: NDArray[np.int64], n_misses: int, n_on_device: int) -> None:
+        """Note a token's picks [n_layers, top_k]: n_misses were nowhere, n_on_device in the cache.
+
+        Nobody is told before `report`.
+        """
         n_hits = picks.size - n_misses
         self.io.hits += n_hits
-        self.io.hits_device += min(n_hits, int((self.cache.slot_of[keys] >= 0).sum()))
-        self._picks += [(layer, picks[layer].tolist()) for layer in range(n_layers)]
-        self.end_step()
-        self._promote(keys)
+        self.io.hits_device += min(n_hits, n_on_device)
+        self._untold = (self._step, picks)
+        self._step += 1
+
+    def report(self) -> None:
+        """Tell the daemon the last token's picks, choose what is to be copied to the device.
+
+        Nothing of it changes what the device reads: it may be running.
+        """
+        if self._untold is None:
+            return
+        step, picks = self._untold
+        self._untold = None
+        n_layers, top_k = picks.shape
+        pairs = np.empty((picks.size, 2), np.uint16)
+        pairs[:, 0] = np.repeat(np.arange(n_layers), top_k)
+        pairs[:, 1] = picks.reshape(-1)
+        self._touch(step, pairs)
+        self._choose((pairs[:, 0].astype(np.int64) * self.places.n_experts) + pairs[:, 1])
+
+    def take_arrived(self) -> None:
+        """Before a step, the device idle: what the daemon says it has retired or resized."""
+        self._take_changes_if_there()
 
     # MissClient
 
@@ -161,13 +193,16 @@ class DeviceExperts(MissClient):
         return [copy.source for copy in self._copies if not _has_ended(copy)]
 
     def take_changes(self) -> None:
-        """As MissClient's; copies end first, since what is retired may be their source."""
-        self._end_copies()
+        """As MissClient's; then the device's table is up to date as well."""
         super().take_changes()
         self.settle()
 
+    def _stop_reading(self) -> None:
+        """End the copies, since what is retired may be their source."""
+        self._end_copies()
+
     def _resized(self, resized: Drop | Added) -> None:
-        """Register what remains after a Drop, or what was Added."""
+        """Register what was Added, in the background; let go of what a Drop names."""
         if self._registered is not None:
             self._registered.resize(resized.n_slots)
 
@@ -179,9 +214,11 @@ class DeviceExperts(MissClient):
         if not is_new:
             return
         welcome, arena = self.client.welcome, self.client.arena
-        self._registered = RegisteredArena(arena, welcome.n_slots, self.places.device)
+        self._registered = RegisteredArena(
+            arena, welcome.n_slots, self.places.device, self._registrar
+        )
         self._slots = slots_tensor(arena)
-        self.n_moved += self.places.set_arena(self._registered.starts())
+        self.places.set_arena(self._registered.starts())
 
     def _recover(self, lost: Exception) -> None:
         self._abandon_copies()
@@ -189,24 +226,26 @@ class DeviceExperts(MissClient):
 
     # copies
 
-    def _promote(self, keys: NDArray[np.int64]) -> None:
-        """Start copies of keys that only the arena holds; nothing of the step is running."""
+    def _choose(self, keys: NDArray[np.int64]) -> None:
+        """Choose which of a step's keys move to the device; victims are out from now on."""
         if not self.cache.n_slots:
             return
         self.cache.use(keys)
-        promotable = np.array(
-            [key for key in keys.tolist() if self._arena_slot(key) >= 0], np.int64
-        )
-        for promotion in self.cache.begin(promotable, self._most_promotions - len(self._copies)):
-            self._start(promotion)
+        room = self._most_promotions - len(self._copies) - len(self._chosen)
+        promotable = np.array([key for key in keys.tolist() if self._is_readable(key)], np.int64)
+        for promotion in self.cache.begin(promotable, room):
+            self._chosen.append(promotion)
+            if promotion.victim >= 0:
+                self._moved.add(divmod(promotion.victim, self.places.n_experts))
         if self._step % _TIER_STEPS == 0:
             tier = self.client.arena.tier
             tier[:] = self.cache.tier_bytes().reshape(tier.shape)
 
     def _start(self, promotion: Promotion) -> None:
-        if promotion.victim >= 0:
-            layer, expert = divmod(promotion.victim, self.places.n_experts)
-            self.places.push([(layer, expert, self._entry(layer, expert))])
+        """Begin a copy; the victim's entry has left the table before, on the launching stream."""
+        if not self._is_readable(promotion.key):  # retired since it was chosen
+            self.cache.abandon(promotion)
+            return
         source = self._arena_slot(promotion.key)
         rooms = self.client.arena.layout.rooms
         start, size = rooms.end(source), rooms.size(source)
@@ -231,8 +270,7 @@ class DeviceExperts(MissClient):
         if copy.done is not None:
             torch.cuda.current_stream().wait_event(copy.done)
         self.cache.finish(copy.promotion)
-        layer, expert = divmod(key, self.places.n_experts)
-        self._entries[layer, expert] = copy.promotion.slot
+        self._moved.add(divmod(key, self.places.n_experts))
 
     def _end_copies(self) -> None:
         for copy in self._copies:
@@ -247,6 +285,9 @@ class DeviceExperts(MissClient):
                 copy.done.synchronize()
             self.cache.abandon(copy.promotion)
         self._copies.clear()
+        for promotion in self._chosen:
+            self.cache.abandon(promotion)
+        self._chosen.clear()
 
     # table
 
@@ -254,12 +295,21 @@ class DeviceExperts(MissClient):
         layer, expert = divmod(key, self.places.n_experts)
         return int(self._table.slots[layer][expert])
 
+    def _is_readable(self, key: int) -> bool:
+        """Whether the device may read the key in the arena."""
+        slot = self._arena_slot(key)
+        return slot >= 0 and (self._registered is None or bool(self._registered.ready[slot]))
+
     def _entry(self, layer: int, expert: int) -> int:
         key = layer * self.places.n_experts + expert
-        return self.places.entry(int(self.cache.slot_of[key]), self._table.slots[layer][expert])
+        slot = self._arena_slot(key) if self._is_readable(key) else -1
+        return self.places.entry(int(self.cache.slot_of[key]), slot)
 
     def _replace_table(self) -> None:
         arena = np.array(self._table.slots, np.int64)
         device = self.cache.slot_of.reshape(arena.shape)
-        entries = np.where(arena >= 0, arena + self.places.n_device, -1)
+        may_read = arena >= 0
+        if self._registered is not None:
+            may_read &= self._registered.ready[arena]  # of -1 the last slot's, which is no matter
+        entries = np.where(may_read, arena + self.places.n_device, -1)
         self.places.replace(np.where(device >= 0, device, entries).astype(np.int32))

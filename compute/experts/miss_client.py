@@ -259,6 +259,11 @@ class MissClient:
 
     def take(self, handle: int) -> Tensor:
         """Return the rows [n, row_bytes] u8, each handle once. Raises as `stream` does."""
+        tensor = torch.from_numpy(self.take_rows(handle))
+        return tensor if self._device is None else tensor.to(self._device)
+
+    def take_rows(self, handle: int) -> NDArray[np.uint8]:
+        """Return what `take` does, in the host's memory."""
         job, number = self._jobs[handle]
         with self._stall():
             while True:
@@ -271,8 +276,7 @@ class MissClient:
                     self._lost_since = None
                     break
         del self._jobs[handle]
-        tensor = torch.from_numpy(rows)
-        return tensor if self._device is None else tensor.to(self._device)
+        return rows
 
     # steps
 
@@ -294,13 +298,24 @@ class MissClient:
             [(layer, expert) for layer, experts in self._picks for expert in experts], np.uint16
         )
         self._picks.clear()
+        self._touch(self._step, picks)
+        self._step += 1
+        self._take_changes_if_there()
+
+    def _touch(self, step: int, picks: NDArray[np.uint16]) -> None:
+        """Tell a step's picks [n, 2], layers and experts. A lost daemon is not told."""
         try:
             if len(picks):
-                self.client.touch(self._step, picks)
+                self.client.touch(step, picks)
+        except DaemonLost as lost:
+            _LOG.debug("after step %d: %s", step, lost)
+
+    def _take_changes_if_there(self) -> None:
+        """As `take_changes`; a lost daemon is left for the next request to find."""
+        try:
             self.take_changes()
         except DaemonLost as lost:
-            _LOG.debug("at a step's end: %s", lost)
-        self._step += 1
+            _LOG.debug("between steps: %s", lost)
 
     def take_changes(self) -> None:
         """Apply the daemon's retirements, do what a resize asks for, acknowledge both.
@@ -309,9 +324,13 @@ class MissClient:
 
         Raises DaemonLost.
         """
-        for changes in self.client.changes():
+        arrived, resizes = self.client.changes(), self.client.memory_changes()
+        if not arrived and not resizes and self._table.version == self._acked:
+            return
+        self._stop_reading()
+        for changes in arrived:
             self._apply(changes.from_version, changes.to_version, changes.changes)
-        for resized in self.client.memory_changes():
+        for resized in resizes:
             self._resized(resized)
             if isinstance(resized, Drop):
                 self.client.dropped(resized)
@@ -321,6 +340,9 @@ class MissClient:
         if self._table.version != self._acked:
             self.client.ack(self._table.version)
             self._acked = self._table.version
+
+    def _stop_reading(self) -> None:
+        """Nothing: no copy is ever unfinished here."""
 
     def _resized(self, resized: Drop | Added) -> None:
         """Nothing: on the CPU slots need no registering."""

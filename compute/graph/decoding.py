@@ -19,6 +19,7 @@ from compute.model.sequence import Sequence
 from .hashes import Tracer
 from .recording import GraphCounters
 from .runner import Runner
+from .timings import StepTimer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class GraphSettings:
     boundaries: str = "auto"  # one of segments.KINDS
     log: Callable[[str], None] | None = None  # takes running counts and a line a miss
     trace: Callable[[str], None] | None = None  # takes the hashes of every segment
+    timings: Callable[[str], None] | None = None  # takes a line a token
 
 
 class Decoding:
@@ -39,6 +41,7 @@ class Decoding:
     ) -> None:
         self._sequence = Sequence(model.config, context, model.device, model.precision)
         tracer = None if settings.trace is None else Tracer(settings.trace)
+        timer = None if settings.timings is None else StepTimer(model.device, settings.timings)
         self._runner = Runner(
             model,
             self._sequence,
@@ -46,6 +49,7 @@ class Decoding:
             mode=settings.mode,
             boundaries=settings.boundaries,
             tracer=tracer,
+            timer=timer,
             log=settings.log,
         )
 
@@ -53,6 +57,17 @@ class Decoding:
     def counters(self) -> GraphCounters:
         """How often graphs were replayed, and what else."""
         return self._runner.counters
+
+    @property
+    def mode(self) -> str:
+        """How tokens are launched now."""
+        return self._runner.mode
+
+    def values(self) -> dict[str, int | str]:
+        """Return mode and counts by name, for reports."""
+        return {"graph_mode": self.mode} | {
+            f"graph_{name}": value for name, value in self.counters.values().items()
+        }
 
     def new_sequence(self) -> Sequence:
         """Return the sequence, empty; who had it before has it no more."""
@@ -63,6 +78,10 @@ class Decoding:
     def takes(self, sequence: Sequence) -> bool:
         """Whether the sequence's tokens go by launches."""
         return sequence is self._sequence
+
+    def expect(self, token: int) -> None:
+        """Ask early for what the step with this token needs."""
+        self._runner.expect(token)
 
     def step(self, token: int) -> NextLogits:
         """Take a token into the sequence. Raises as Runner.step does."""

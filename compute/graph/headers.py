@@ -51,6 +51,11 @@ class Headers:
         slots = self._rows[layer, 1 + 2 * self.top_k :].tolist()
         return [pick for pick, slot in zip(self.picks(layer), slots, strict=True) if slot < 0]
 
+    def n_below(self, n_device: int) -> int:
+        """Return the number of picks of all layers whose slot is below `n_device`."""
+        slots = self._rows[:, 1 + 2 * self.top_k :]
+        return int(((slots >= 0) & (slots < n_device)).sum()) if n_device else 0
+
     def all_picks(self) -> NDArray[np.int64]:
         """Return the picks of all layers [n_layers, top_k]. Raises ShardError as `picks` does."""
         picks = self._rows[:, 1 : 1 + self.top_k].astype(np.int64)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+
+from protocol.errors import CaptureError
 
 _LOG = logging.getLogger("headrace.graph")
 
@@ -28,37 +30,65 @@ class GraphCounters:
     recaptures: int = 0  # recordings thrown away: their pointers had changed
     misses: int = 0  # layers that ran again because a pick was absent
     failures: int = 0  # captures that failed
+    reasons: dict[str, int] = field(default_factory=dict)  # of recaptures: what had changed
+
+    @property
+    def launches(self) -> int:
+        """Parts launched, in either way."""
+        return self.eager + self.replays
 
     def line(self) -> str:
         """Return the counts in one line."""
+        changed = ", ".join(f"{name} {count}" for name, count in sorted(self.reasons.items()))
         return (
-            f"graphs: {self.replays} replays, {self.eager} eager, {self.misses} layers repeated, "
-            f"{self.captures} captures, {self.recaptures} recaptures, {self.failures} failures"
+            f"graphs: {self.launches} launches, {self.replays} replays, {self.eager} eager, "
+            f"{self.misses} layers repeated, {self.captures} captures, {self.recaptures} recaptures"
+            f"{f' ({changed})' if changed else ''}, {self.failures} failures"
         )
+
+    def values(self) -> dict[str, int]:
+        """Return the counts by name."""
+        return {
+            "launches": self.launches,
+            "eager": self.eager,
+            "captures": self.captures,
+            "replays": self.replays,
+            "recaptures": self.recaptures,
+            "misses": self.misses,
+            "failures": self.failures,
+        }
 
 
 class Recorder:
-    """Keeps recordings by key; all of them go when the pointers that they bake in change."""
+    """Keeps recordings by key; all of them go when the pointers that they bake in change.
 
-    def __init__(self, device: torch.device, counters: GraphCounters) -> None:
+    keeps  whether recordings are used on after a capture has failed; else all goes eagerly
+    """
+
+    def __init__(
+        self, device: torch.device, counters: GraphCounters, *, keeps: bool = True
+    ) -> None:
         self._device = device
         self._counters = counters
+        self._keeps = keeps
         self._recordings: dict[Hashable, Launch] = {}
-        self._pointers: tuple[int, ...] = ()
+        self._pointers: dict[str, tuple[int, ...]] = {}
         self.works = True
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
 
-    def check(self, pointers: tuple[int, ...]) -> None:
-        """Compare what the recordings bake in with what is true now."""
-        if pointers == self._pointers:
+    def check(self, what: str, pointers: tuple[int, ...]) -> None:
+        """Compare what the recordings bake in of a kind with what is true now."""
+        if pointers == self._pointers.get(what):
             return
-        if self._recordings:
-            self._counters.recaptures += len(self._recordings)
-            _LOG.debug("%d graphs are recorded anew: their pointers changed", len(self._recordings))
+        self._pointers[what] = pointers
+        n = len(self._recordings)
+        if n:
+            self._counters.recaptures += n
+            self._counters.reasons[what] = self._counters.reasons.get(what, 0) + n
+            _LOG.debug("%d graphs are recorded anew: %s changed", n, what)
             self._recordings.clear()
-        self._pointers = pointers
 
     def run(self, key: Hashable, launch: Launch) -> None:
         """Replay what was recorded under `key`; else launch eagerly, and record it meanwhile."""
@@ -70,27 +100,35 @@ class Recorder:
         self._counters.eager += 1
         launch()
         if self.works:
-            self._record(key, launch)
+            try:
+                self._recordings[key] = self._captured(launch)
+            except CaptureError as error:
+                self._give_up(error)
+            else:
+                self._counters.captures += 1
 
-    def _record(self, key: Hashable, launch: Launch) -> None:
-        try:
-            self._recordings[key] = self._captured(launch)
-        except (RuntimeError, torch.AcceleratorError) as error:
-            self._counters.failures += 1
-            self.works = False
-            reason = str(error).splitlines()[0]
-            _LOG.warning(
-                "a CUDA graph could not be captured, going on without new ones: %s", reason
-            )
-            return
-        self._counters.captures += 1
+    def _give_up(self, error: CaptureError) -> None:
+        self._counters.failures += 1
+        self.works = False
+        if self._keeps:
+            ends = "going on without new ones"
+        else:
+            ends = "segments are off, tokens go by single launches"
+            self._recordings.clear()
+        _LOG.warning("a CUDA graph could not be captured, %s: %s", ends, error)
 
     def _captured(self, launch: Launch) -> Launch:
+        """Record a launch. Raises CaptureError."""
         if self._device.type != "cuda":
             return launch
+        current = torch.cuda.current_stream()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            launch()
+        try:
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                launch()
+        except (RuntimeError, torch.AcceleratorError) as error:
+            torch.cuda.set_stream(current)  # a capture that fails leaves its own behind
+            raise CaptureError(str(error).splitlines()[0]) from error
         return graph.replay

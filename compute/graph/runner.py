@@ -3,14 +3,16 @@
 A segment is launched whole. Its layers' headers come back by one read; the first layer with an
 absent pick is fetched for, runs again from its experts on, and so do the layers after it, up to the
 segment's end; then the headers are read again. A layer without a flag never runs again, so each
-request is progress. Invariants: the host waits for headers alone; while a request for experts is
-open nothing runs on the device; results are those of the same launches without any miss.
-Source: DESIGN.md, section 3.
+request is progress. What a token leaves to be said is said while the next one's first segment runs.
+Invariants: the host waits for headers alone; while a request for experts is open nothing runs on
+the device; the daemon's changes are taken, and acknowledged, where the device is idle; results are
+those of the same launches without any miss. Source: DESIGN.md, section 3.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,23 +26,29 @@ from compute.model.sequence import Sequence
 from protocol.errors import ConfigError, ShardError
 
 from .decode_step import DecodeStep
-from .hashes import Tracer
+from .hashes import Trace
 from .headers import Headers
 from .recording import GraphCounters, Recorder
 from .row_feed import RowFeed
 from .segments import Boundaries, MissRate, Segment, flagged
+from .timings import StepTimer
 
 _MOST_HINTS = 64
 _LOG_STEPS = 32  # between two lines of counts
 MODES = ("eager", "layer", "segment", "oracle")
+BY_LAYER = ("eager", "layer")
+SPANNING = ("segment", "oracle")
 
 
 class Runner:
     """`step` takes one token into the sequence; then `logits` and `likeliest` are there.
 
-    mode        eager: kernel after kernel; layer: a graph for each part of a layer; segment: graphs
-                that span layers; oracle: segments, each compared with its eager run bit by bit
+    mode        eager: kernel after kernel; layer: a graph for each layer; segment: graphs that span
+                layers; oracle: segments, each compared with its eager run bit by bit
     boundaries  kind of the segments' boundaries
+    tracer      is shown the streams at the end of every segment
+    timer       measures parts, which are then launched one by one
+    log         takes running counts and a line a miss
     """
 
     def __init__(
@@ -51,7 +59,8 @@ class Runner:
         *,
         mode: str = "segment",
         boundaries: str = "auto",
-        tracer: Tracer | None = None,
+        tracer: Trace | None = None,
+        timer: StepTimer | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
         config = self._config = model.config
@@ -60,18 +69,19 @@ class Runner:
         self._model = model
         self._experts = experts
         self._step = DecodeStep(model, sequence, experts.places)
-        self._recorder = Recorder(model.device, self.counters)
+        self._recorder = Recorder(model.device, self.counters, keeps=mode not in SPANNING)
         self._boundaries = Boundaries.of(config, boundaries)
         self._rate = MissRate(self._boundaries)
         self._headers = Headers(self._step.buffers.headers, config.n_experts)
         self._rows = RowFeed(model.hash, experts, self._step.engram)
         self._tracer = tracer
+        self._timer = timer
         self._log = log
         pinned = model.device.type == "cuda"
         self._inputs = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
         self._likeliest = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
-        self._n_misses = self._steps = 0
-        self._uncommitted: tuple[NDArray[np.int64], int] | None = None
+        self._steps = 0
+        self._expected = -1  # the token whose rows are asked for
 
     @property
     def sequence(self) -> Sequence:
@@ -80,7 +90,8 @@ class Runner:
 
     def logits(self) -> NDArray[np.float32]:
         """Return the logits [vocab] f32 of the last step."""
-        row: NDArray[np.float32] = self._step.buffers.logits[0].cpu().numpy()
+        with self._on_host("sampling"):
+            row: NDArray[np.float32] = self._step.buffers.logits[0].cpu().numpy()
         return row
 
     def likeliest(self) -> int:
@@ -93,18 +104,31 @@ class Runner:
             )
         return int(token)
 
+    def expect(self, token: int) -> None:
+        """Ask for the Engram rows of the token that `step` will take in next."""
+        self._check(token)
+        self._experts.begin_step()
+        self._rows.ask(self.sequence, token)
+        self._expected = token
+
     @torch.inference_mode()
     def step(self, token: int) -> None:
         """Take the token in. Raises ConfigError before anything, else what the experts raise."""
         sequence, step = self.sequence, self._step
-        self._check(token)
-        self._experts.begin_step()
-        self._rows.ask(sequence, token)
+        if self._expected != token:
+            self.expect(token)
+        self._expected = -1
+        if self._timer is not None:
+            self._timer.begin(sequence.position)
+        self._rows.take_in(sequence)
+        if self.mode in SPANNING and not self._recorder.works:
+            self.mode = "eager"
         self._inputs[0], self._inputs[1] = token, sequence.position
         step.buffers.inputs.copy_(self._inputs, non_blocking=True)
         step.extend_reach(sequence.position)
-        self._recorder.check((*step.pointers(), self._experts.places.addresses.data_ptr()))
-        self._n_misses = n_flagged = 0
+        self._experts.take_arrived()
+        self._recorder.check("the sequence", step.pointers())
+        n_missed, n_flagged = self._experts.io.misses, 0
         for segment in self._segments():
             n_flagged += self._run_segment(segment)
         self._rate.note(n_flagged)
@@ -112,28 +136,40 @@ class Runner:
             self._log(self.counters.line())
         self._steps += 1
         sequence.position += 1
-        self._uncommitted = (self._headers.all_picks(), self._n_misses)
-        self._commit()
+        self._experts.end_token(
+            self._headers.all_picks(),
+            self._experts.io.misses - n_missed,
+            self._headers.n_below(self._experts.places.n_device),
+        )
 
     def finish(self) -> None:
-        """End a request: nothing of it is left to be said."""
-        self._commit()
+        """End a request: nothing of it is left to be said. The device is idle."""
+        self._expected = -1
+        self._experts.report()
+        self._experts.take_arrived()
         self._step.begin()
+        if self._timer is not None:
+            self._timer.finish()
 
     # parts of a step
 
     def _segments(self) -> list[Segment]:
-        if self.mode in {"eager", "layer"}:
-            return self._boundaries.segments(1)
+        if self.mode in BY_LAYER:
+            return [(layer, layer + 1) for layer in range(self._config.n_layers)]
         return self._boundaries.segments(self._rate.length())
 
     def _run_segment(self, segment: Segment) -> int:
         """Launch a segment and whatever its misses ask for; return its flagged layers."""
         first, end = segment
         if any(first <= layer < end for layer in self._config.engram_layers):
-            self._rows.hand_over()
+            with self._on_host("engram"):
+                self._rows.hand_over()
         self._experts.settle()
-        self._launch(("layers", first, end), partial(self._whole, first, end))
+        if self._timer is None:
+            self._launch(("layers", first, end), partial(self._whole, first, end))
+        else:
+            self._launch_parts(first, end)
+        self._experts.report()  # of the token before, while the device runs
         layer, n_flagged = self._first_flagged(first, end), 0
         while layer >= 0:
             n_flagged += 1
@@ -159,7 +195,6 @@ class Runner:
     def _repair(self, layer: int, end: int) -> None:
         """Fetch what a layer misses and run from its experts to the segment's end."""
         absent = self._headers.absent(layer)
-        self._n_misses += len(absent)
         self.counters.misses += 1
         if self._log is not None:
             where = f"position {self.sequence.position} layer {layer}, segment to {end - 1}"
@@ -169,7 +204,11 @@ class Runner:
             for later in range(layer + 1, end)
             for expert in self._headers.absent(later)
         ]
-        self._experts.fetch(layer, self._headers.picks(layer), hints[:_MOST_HINTS])
+        with self._on_host("fetch"):
+            self._experts.fetch(layer, self._headers.picks(layer), hints[:_MOST_HINTS])
+        if self._timer is not None:
+            self._launch_parts(layer, end, attends=False)
+            return
         step = self._step
         self._launch(("experts", layer), partial(step.experts, layer))
         for later in range(layer + 1, end):
@@ -177,27 +216,54 @@ class Runner:
         if end == self._config.n_layers:
             self._launch(("head",), step.head)
 
+    def _launch_parts(self, first: int, end: int, *, attends: bool = True) -> None:
+        """Launch layers part by part with marks between, from `first`'s experts if not `attends`.
+
+        The launches are those of `_whole`, and so are their results.
+        """
+        step, timer = self._step, self._timer
+        assert timer is not None
+        if attends and first == 0:
+            self._launch(("embed",), step.embed)
+        for layer in range(first, end):
+            if attends or layer > first:
+                with timer.launched("attention"):
+                    self._launch(("attention", layer), partial(step.attention, layer))
+            with timer.launched("compute"):
+                self._launch(("experts", layer), partial(step.experts, layer))
+        if end == self._config.n_layers:
+            with timer.launched("sampling"):
+                self._launch(("head",), step.head)
+
     def _launch(self, key: tuple[Any, ...], launch: Callable[[], None]) -> None:
         if self.mode == "eager":
             self.counters.eager += 1
             launch()
-        else:
-            self._recorder.run((*key, self._step.reach), launch)
+            return
+        places = self._experts.places  # a fetch may have found another daemon with another arena
+        tensors = (places.addresses, places.table, places.cache)
+        self._recorder.check("the arena", tuple(tensor.data_ptr() for tensor in tensors))
+        self._recorder.run((*key, self._step.reach), launch)
 
     def _first_flagged(self, first: int, end: int) -> int:
         """Wait for the headers of layers first to end - 1; the first with an absent pick, or -1."""
         self._headers.read(first, end)
         if end == self._config.n_layers:
             self._likeliest.copy_(self._step.buffers.likeliest, non_blocking=True)
-        if self._model.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
+        if self._timer is None:
+            self._wait()
+        else:
+            with self._timer.waiting():
+                self._wait()
         return flagged(self._headers.n_absent(first, end), first)
 
-    def _commit(self) -> None:
-        if self._uncommitted is not None:
-            picks, n_misses = self._uncommitted
-            self._uncommitted = None
-            self._experts.commit(picks, n_misses)
+    def _wait(self) -> None:
+        """The only wait for the device in a step without misses."""
+        if self._model.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+    def _on_host(self, part: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._timer is None else self._timer.on_host(part)
 
     def _compare(self, first: int, end: int) -> None:
         """Run the segment once more eagerly; raise ShardError where a bit differs."""

@@ -39,10 +39,10 @@ class ArenaDaemon:
             piece_bytes=image.piece_bytes,
         )
         # Slots begin at whole pages, as those of a mapping do.
-        whole = np.zeros(self.layout.n_bytes + 4096, np.uint8)
+        whole = np.zeros(self.layout.n_bytes + 8192, np.uint8)
         start = -whole.ctypes.data % 4096
         self._memory = whole[start : start + self.layout.n_bytes]
-        self.arena = ArenaView(memoryview(self._memory), self.layout)
+        self.arena = ArenaView(self._memory.data, self.layout)
         self.n_slots = n_slots
         self.table = np.full((config.n_layers, config.n_experts), -1, "<i4")
         self._owner: list[Key | None] = [None] * n_slots
@@ -55,6 +55,8 @@ class ArenaDaemon:
         self.touched: list[tuple[int, list[Key]]] = []
         self._pushed: list[Changes] = []
         self._rows: dict[int, NDArray[np.uint8]] = {}
+        self._n_requests = 0
+        self.events: list[str] = []  # what was asked and told, in order
         self.top_k_batch = config.top_k
         self.max_rows = 64
         if full:
@@ -86,6 +88,7 @@ class ArenaDaemon:
         """Load what is absent of the layer's experts."""
         del step, give_up
         assert list(experts) == sorted(set(experts))
+        self.events.append("miss")
         self.asked.append((layer, tuple(experts), tuple(busy), tuple(hints)))
         own = {int(self.table[layer, expert]) for expert in experts} | set(busy)
         before, n_read = self.applied, 0
@@ -110,6 +113,7 @@ class ArenaDaemon:
 
     def ack(self, applied: int) -> None:
         """Note what the engine's table reflects."""
+        self.events.append("ack")
         self.applied = applied
 
     def begin_epoch(self) -> int:
@@ -119,6 +123,7 @@ class ArenaDaemon:
 
     def touch(self, step: int, picks: NDArray[Any]) -> None:
         """Note a step's picks."""
+        self.events.append("touch")
         self.touched.append((step, [(int(layer), int(expert)) for layer, expert in picks]))
 
     def request_rows(self, table: int, rows: NDArray[Any], others: Sequence[Any] = ()) -> int:
@@ -127,12 +132,14 @@ class ArenaDaemon:
         for number, wanted in ((table, rows), *others):
             (handle,) = self._sources.request_all([(number, wanted.astype(np.int64))])
             parts.append(self._sources.take(handle).numpy())
-        self._rows[len(self._rows)] = np.concatenate(parts)
-        return len(self._rows) - 1
+        self._n_requests += 1
+        self._rows[self._n_requests] = np.concatenate(parts)
+        self.events.append("rows")
+        return self._n_requests
 
     def take_rows(self, handle: int) -> NDArray[np.uint8]:
         """Give the rows of a request."""
-        return self._rows[handle]
+        return self._rows.pop(handle)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from compute.experts.device_experts import DeviceExperts
+from compute.experts.registered_arena import Registrar
 from compute.experts.tiers import ExpertTiers
 from compute.frontend.token_map import token_map_of
 from compute.graph.runner import Runner
@@ -23,6 +24,13 @@ from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from .arena_daemon import ArenaDaemon
 
 CONTEXT = 512
+_OPEN: list[DeviceExperts] = []
+
+
+def close_rigs() -> None:
+    """Unregister the arenas of all rigs; nothing may be running."""
+    while _OPEN:
+        _OPEN.pop().close()
 
 
 @cache
@@ -31,13 +39,27 @@ def demo() -> Checkpoint:
     return open_checkpoint(resolve_model("demo"))
 
 
-@cache
-def demo_model(device: str, precision: str = "highway") -> Model:
-    """Return the demo's model."""
+_MODELS: dict[tuple[object, ...], Model] = {}
+
+
+def model_of(checkpoint: Checkpoint, device: str, precision: str = "highway") -> Model:
+    """Return a checkpoint's model."""
+    key = (checkpoint.directory, device, precision)
+    if key not in _MODELS:
+        _MODELS[key] = _load(checkpoint, device, precision)
+    return _MODELS[key]
+
+
+def _load(checkpoint: Checkpoint, device: str, precision: str) -> Model:
     at = torch.device(device)
     torch.set_num_threads(1)  # as find_threads says of a model this small
-    weights = load_weights(demo(), at)
-    return Model(demo().config, weights, token_map_of(demo()), Precision(precision), at)
+    weights = load_weights(checkpoint, at)
+    return Model(checkpoint.config, weights, token_map_of(checkpoint), Precision(precision), at)
+
+
+def demo_model(device: str, precision: str = "highway") -> Model:
+    """Return the demo's model."""
+    return model_of(demo(), device, precision)
 
 
 @dataclass
@@ -65,27 +87,51 @@ class Rig:
         return [tensor.contiguous().view(torch.uint8).cpu().numpy().copy() for tensor in tensors]
 
 
-def make_rig(
-    device: str = "cpu",
-    *,
-    n_slots: int = 256,
-    n_device: int = 0,
-    precision: str = "highway",
-    **settings: Any,
-) -> Rig:
-    """Return a rig: slots of the arena and of the device cache; the rest is the runner's own."""
-    model, config = demo_model(device, precision), demo().config
-    daemon = ArenaDaemon(demo(), n_slots)
-    layouts = demo().slice_map.layouts
-    shapes = expert_shapes(demo())
+def make_experts(
+    daemon: ArenaDaemon,
+    checkpoint: Checkpoint,
+    n_device: int,
+    device: torch.device,
+    registrar: Registrar | None = None,
+) -> DeviceExperts:
+    """Return experts with so many slots on the device."""
+    layouts, shapes = checkpoint.slice_map.layouts, expert_shapes(checkpoint)
     places = ExpertTiers(
         shapes,
         [layout.formats for layout in layouts],
-        config.n_experts,
+        checkpoint.config.n_experts,
         layouts[0].image.slot_bytes,
         n_device,
-        model.device,
+        device,
     )
-    experts = DeviceExperts(daemon, shapes, places)  # type: ignore[arg-type]
-    sequence = Sequence(config, CONTEXT, model.device, model.precision)
+    experts = DeviceExperts(daemon, shapes, places, registrar=registrar)  # type: ignore[arg-type]
+    _OPEN.append(experts)
+    return experts
+
+
+def make_rig(
+    device: str = "cpu",
+    *,
+    checkpoint: Checkpoint | None = None,
+    context: int = CONTEXT,
+    n_slots: int = 256,
+    n_device: int = 0,
+    precision: str = "highway",
+    registrar: Registrar | None = None,
+    **settings: Any,
+) -> Rig:
+    """Return a rig: slots of the arena and of the device cache; the rest is the runner's own."""
+    checkpoint = checkpoint or demo()
+    model = model_of(checkpoint, device, precision)
+    daemon = ArenaDaemon(checkpoint, min(n_slots, checkpoint.config.n_keys))
+    experts = make_experts(daemon, checkpoint, n_device, model.device, registrar)
+    sequence = Sequence(model.config, context, model.device, model.precision)
     return Rig(model, daemon, experts, Runner(model, sequence, experts, **settings))
+
+
+def beside(rig: Rig, **settings: Any) -> Rig:
+    """Return a runner of a second sequence on a rig's experts."""
+    context = rig.runner.sequence.context
+    sequence = Sequence(rig.model.config, context, rig.model.device, rig.model.precision)
+    runner = Runner(rig.model, sequence, rig.experts, **settings)
+    return Rig(rig.model, rig.daemon, rig.experts, runner)

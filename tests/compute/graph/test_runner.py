@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
@@ -9,10 +10,16 @@ import pytest
 import torch
 
 from compute.model.sequence import Sequence
-from tests.support.decode_rig import CONTEXT, Rig, demo, demo_model, make_rig
+from tests.support.decode_rig import CONTEXT, Rig, close_rigs, demo, demo_model, make_rig
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PROMPT = [3, 911, 17, 2045, 88, 640, 1201, 5, 77, 3001, 12]
+
+
+@pytest.fixture(autouse=True)
+def _rigs_are_closed() -> Iterator[None]:
+    yield
+    close_rigs()
 
 
 def greedy(rig: Rig, n: int, first: int = 42) -> list[int]:
@@ -71,7 +78,7 @@ def test_a_miss_at_any_layer_changes_no_byte(device: str, n_steps: int) -> None:
         make_rig(device, mode="segment", boundaries="whole"),
     )
     n_layers = demo().config.n_layers
-    cases = [(layer,) for layer in range(n_layers)]
+    cases: list[tuple[int, ...]] = [(layer,) for layer in range(n_layers)]
     pairs = list(combinations(range(n_layers), 2))
     cases += pairs if device == "cuda" else pairs[n_steps::5]
     for one in (eager, made):

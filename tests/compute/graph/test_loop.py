@@ -1,0 +1,203 @@
+"""The loop around a step: what is said when, and that a steady step leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from compute.graph.runner import Runner
+from tests.support.decode_rig import Rig, close_rigs, make_rig
+
+PROMPT = [3, 911, 17, 2045, 88, 640]
+N_STEPS = 200
+MODES = ["eager", "layer", "segment"]
+
+
+@pytest.fixture(autouse=True)
+def _rigs_are_closed() -> Iterator[None]:
+    yield
+    close_rigs()
+
+
+def launches_noted(rig: Rig) -> None:
+    """Write launches and waits down among what the daemon is told."""
+    launch, wait, events = rig.runner._launch, rig.runner._wait, rig.daemon.events
+
+    def noted(*args: Any) -> None:
+        events.append("launch")
+        launch(*args)
+
+    def waited() -> None:
+        events.append("wait")
+        wait()
+
+    rig.runner._launch = noted  # type: ignore[assignment, method-assign]
+    rig.runner._wait = waited  # type: ignore[method-assign]
+
+
+def test_a_tokens_picks_are_told_while_the_next_ones_first_segment_runs() -> None:
+    made = make_rig(mode="segment", boundaries="whole")
+    made.prefill(PROMPT)
+    made.runner.step(7)
+    launches_noted(made)
+    made.daemon.events.clear()
+    made.runner.step(8)
+    assert made.daemon.events == ["rows", "launch", "touch", "wait"]
+    made.runner.step(9)
+    assert made.daemon.events[4:] == ["rows", "launch", "touch", "wait"]
+
+
+def test_picks_come_before_the_next_tokens_misses_and_under_their_own_step() -> None:
+    made = make_rig(mode="segment", boundaries="whole")
+    made.prefill(PROMPT)
+    made.runner.step(7)
+    first = made.daemon.touched[-1][0]
+    picks = made.runner._headers.all_picks()
+    made.daemon.drop(3, int(picks[3, 0]))
+    made.daemon.events.clear()
+    made.runner.step(7)
+    assert made.daemon.events[:3] == ["rows", "ack", "touch"]
+    assert made.daemon.touched[-1][0] == first + 1
+    made.runner.finish()
+    assert [step for step, _ in made.daemon.touched[-2:]] == [first + 1, first + 2]
+
+
+def test_the_last_tokens_picks_are_told_at_the_requests_end_and_once() -> None:
+    made = make_rig(mode="segment")
+    made.prefill(PROMPT)
+    made.runner.step(7)
+    n_told = len(made.daemon.touched)
+    made.runner.finish()
+    made.runner.finish()
+    assert len(made.daemon.touched) == n_told + 1
+
+
+def test_the_daemons_changes_are_acknowledged_before_a_step_launches_anything() -> None:
+    made = make_rig(mode="segment", boundaries="whole")
+    made.prefill(PROMPT)
+    made.runner.step(7)
+    launches_noted(made)
+    made.daemon.drop(0, 0)
+    made.daemon.events.clear()
+    made.runner.step(8)
+    assert made.daemon.events[:3] == ["rows", "ack", "launch"]
+    assert made.daemon.applied == made.daemon.version
+
+
+def test_rows_are_asked_for_as_soon_as_the_token_is_known() -> None:
+    early, late = make_rig(mode="segment"), make_rig(mode="segment")
+    for made in (early, late):
+        made.prefill(PROMPT)
+    ids = early.runner.sequence.last_ids.copy()
+    early.daemon.events.clear()
+    early.runner.expect(7)
+    assert early.daemon.events == ["rows"]
+    assert (early.runner.sequence.last_ids == ids).all()
+    early.runner.step(7)
+    assert early.daemon.events.count("rows") == 1
+    late.runner.step(7)
+    assert (early.runner.logits() == late.runner.logits()).all()
+
+
+def test_a_token_that_was_expected_and_did_not_come_leaves_no_trace() -> None:
+    made, plain = make_rig(mode="segment"), make_rig(mode="segment")
+    for one in (made, plain):
+        one.prefill(PROMPT)
+    made.runner.expect(99)
+    made.runner.step(7)
+    plain.runner.step(7)
+    made.runner.expect(100)
+    made.runner.finish()
+    made.runner.step(8)
+    plain.runner.step(8)
+    assert (made.runner.logits() == plain.runner.logits()).all()
+
+
+def steps(made: Rig, n: int, token: int = 42) -> int:
+    """Greedy steps; what the test's daemon writes down is thrown away."""
+    for _ in range(n):
+        made.runner.step(token)
+        token = made.runner.likeliest()
+        made.runner.expect(token)
+        for noted in (made.daemon.touched, made.daemon.asked, made.daemon.events):
+            noted.clear()
+    return token
+
+
+@pytest.mark.parametrize("n_device", [0, 64])
+@pytest.mark.parametrize("mode", MODES)
+def test_pythons_blocks_do_not_grow(mode: str, n_device: int) -> None:
+    """The loop's own: references that stand in for kernels on the CPU keep some for a while."""
+    made = make_rig(mode=mode, n_device=n_device)
+    made.prefill(PROMPT)
+    token = steps(made, 20)
+    made.runner._launch = lambda *_: None  # type: ignore[method-assign]
+    token = steps(made, 60, token)
+    gc.collect()
+    before = sys.getallocatedblocks()
+    steps(made, N_STEPS, token)
+    gc.collect()
+    assert sys.getallocatedblocks() - before < N_STEPS // 2  # a leak is one a step
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_pythons_blocks_do_not_grow_on_a_device(mode: str) -> None:
+    made = make_rig("cuda", mode=mode)
+    made.prefill(PROMPT)
+    token = steps(made, 60)
+    gc.collect()
+    before = sys.getallocatedblocks()
+    steps(made, N_STEPS, token)
+    gc.collect()
+    assert sys.getallocatedblocks() - before < N_STEPS // 2  # a leak is one a step
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_a_steady_step_allocates_nothing_on_the_device(mode: str) -> None:
+    made = make_rig("cuda", mode=mode)
+    made.prefill(PROMPT)
+    token = steps(made, 60)
+    torch.cuda.synchronize()
+    counts = ["segment.all.allocated", "num_device_alloc", "num_alloc_retries"]
+    if mode != "eager":  # single launches take their intermediates from the caching allocator
+        counts.append("allocation.all.allocated")
+    before = {name: torch.cuda.memory_stats()[name] for name in counts}
+    reserved = torch.cuda.memory_reserved()
+    steps(made, N_STEPS, token)
+    assert {name: torch.cuda.memory_stats()[name] for name in counts} == before
+    assert torch.cuda.memory_reserved() == reserved
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("boundaries", ["auto", "whole"])
+def test_a_steady_step_waits_for_headers_alone(
+    mode: str, boundaries: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_rig("cuda", mode=mode, boundaries=boundaries)
+    made.prefill(PROMPT)
+    token = steps(made, 20)
+    waits, wait = [], Runner._wait
+
+    def allowed(runner: Runner) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            wait(runner)
+            waits.append(1)
+        finally:
+            torch.cuda.set_sync_debug_mode("error")
+
+    monkeypatch.setattr(Runner, "_wait", allowed)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        steps(made, 10, token)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(waits) == 10 * len(made.runner._segments())

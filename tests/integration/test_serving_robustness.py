@@ -157,8 +157,9 @@ def test_requests_of_every_kind_end_in_an_answer_and_leave_nothing_behind(
         killer.join()
     eventually(lambda: _is_quiet(served), 20)
     for part in ("compute", "frontend"):
-        n_descriptors, n_bytes = _held(served, part)
-        assert n_descriptors <= before[part][0], part
+        most, _ = before[part]  # the connection that was asked last may take a moment to go
+        eventually(lambda part=part, most=most: _held(served, part)[0] <= most, 5)  # type: ignore[misc]
+        _, n_bytes = _held(served, part)
         assert n_bytes - before[part][1] < MAX_GROWTH_BYTES, part
     seen = clients.seen
     assert (

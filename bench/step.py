@@ -23,6 +23,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import block_parts
+from bench.in_place import in_place
+from bench.index_parts import index_parts
 from bench.whole_step import whole_step
 from kernels.attend_sparse import attend_sparse
 from kernels.formats.fp4_expert import Fp4Shape
@@ -82,6 +84,7 @@ def main() -> int:
     for name, micros in attention_parts(repeats).items():
         found[name] = micros
         print(f"{name:24} {micros:8.2f} us")
+    found |= index_parts(repeats) | in_place(2 if args.quick else 8, repeats)
     torch.cuda.empty_cache()
     whole = whole_step(n_layers, repeats, best)
     for name, value in whole.items():

@@ -18,6 +18,7 @@ from torch import Tensor
 from .attend_sparse_shapes import PLAIN_ROWS, TENSOR_ROWS, checked, n_blocks, scratch_parts
 from .bf16_bits import round_to_bf16
 from .device import interpreted, runs_kernels
+from .early_launch import early, join_previous
 from .reference import attend_sparse as reference
 from .turn_pairs import turn_pairs
 
@@ -97,12 +98,10 @@ def _weighted(tile, weights, TENSOR: tl.constexpr):
     """Return the sums of a block's rows [ROWS, COLUMNS] by each head's weights [COLUMNS, HEADS]."""
     if TENSOR:
         # Two bf16 parts hold 16 bits of a weight; rows are exact in bf16.
+        # Heads come first: else Triton 3.6 addresses shared memory that is not there.
         high = weights.to(tl.bfloat16)
         low = (weights - high.to(tl.float32)).to(tl.bfloat16)
-        parts = tl.reshape(tl.join(high, low), [tile.shape[0], 2 * weights.shape[1]])
-        products = tl.dot(tl.trans(tile), parts)
-        both = tl.split(tl.reshape(products, [tile.shape[1], weights.shape[1], 2]))
-        sums = both[0] + both[1]
+        sums = tl.trans(tl.dot(tl.trans(high), tile) + tl.dot(tl.trans(low), tile))
     else:
         sums = tl.dot(tl.trans(tile.to(tl.float32)), weights, input_precision="ieee")
     return sums
@@ -155,7 +154,9 @@ def _attend_kernel(
     SELECTED: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr, N_BLOCKS: tl.constexpr, SPLITS: tl.constexpr, BF16: tl.constexpr,
     TENSOR: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    join_previous(EARLY)
     token = tl.program_id(2).to(tl.int64)
     head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
     there = head < N_HEADS
@@ -208,7 +209,9 @@ def _merge_kernel(
     first, turns, sink, out, partial, sums,
     N_HEADS: tl.constexpr, K: tl.constexpr, TURNED: tl.constexpr, COLUMNS: tl.constexpr,
     N_BLOCKS: tl.constexpr, BF16: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    join_previous(EARLY)
     token = tl.program_id(1).to(tl.int64)
     head = tl.program_id(0) + tl.arange(0, 1)
     at = tl.arange(0, COLUMNS)
@@ -287,7 +290,7 @@ def attend_sparse(
         partial, sums = scratch_parts(scratch, n_tokens * blocks * n_heads, k, q)
     columns = max(16, triton.next_power_of_2(k))
     sizes = {"N_HEADS": n_heads, "K": k, "TURNED": 2 * turns.shape[1], "COLUMNS": columns}
-    sizes |= {"N_BLOCKS": blocks, "BF16": bf16}
+    sizes |= {"N_BLOCKS": blocks, "BF16": bf16} | early(q.device)
     _attend_kernel[(triton.cdiv(n_heads, _HEADS), splits, n_tokens)](
         q, first, turns, ring, ring if rows is None else rows,
         first if selection is None else selection, sink, out, partial, sums,

@@ -11,6 +11,9 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .early_launch import early
+from .early_launch_layouts import join_previous
+
 _VALUES = 16
 _REGISTERS = 128
 _VECTORS_AHEAD = 12  # loads of 16 weights that a lane may have on their way
@@ -22,7 +25,9 @@ def _gemv_kernel(
     x, weight, scales, out, n, rows_a_group, stride,
     K: gl.constexpr, SCALED: gl.constexpr, M: gl.constexpr, ROWS: gl.constexpr,
     BLOCK: gl.constexpr, UNROLL: gl.constexpr, LAYOUT: gl.constexpr,
+    EARLY: gl.constexpr,
 ):  # fmt: skip
+    join_previous(EARLY)
     by_block: gl.constexpr = gl.SliceLayout(2, LAYOUT)
     first = gl.program_id(0) * ROWS
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, by_block))
@@ -66,7 +71,7 @@ def launch_layouts(
         x, stored, out if scales is None else scales, out, n, n // groups, x.stride(0),
         K=k, SCALED=scales is not None, M=x.shape[0], ROWS=rows, BLOCK=block,
         UNROLL=unroll(k // (_VALUES * block), layout.size_per_thread[0]), LAYOUT=layout,
-        num_warps=warps, maxnreg=_REGISTERS,
+        num_warps=warps, maxnreg=_REGISTERS, **early(x.device),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from .bf16_bits import round_to_bf16
 from .byte_planes import Planes, byte_planes, store_byte_planes
 from .device import runs_kernels
+from .early_launch import early, join_previous
 from .reference import hc_collapse as reference
 from .reference.rms_norm import rms_norm
 from .reference.round_fp8 import round_fp8
@@ -33,7 +34,9 @@ def _hc_collapse_norm_kernel(
     BF16: tl.constexpr,
     ROUNDS: tl.constexpr,
     PLANES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    join_previous(EARLY)
     token = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     inside = at < width
@@ -107,7 +110,7 @@ def hc_collapse_norm(
             *((out, out, out) if planes is None else planes), width, eps,
             N_STREAMS=n_streams, BLOCK=block, BF16=dtype == torch.bfloat16,
             ROUNDS=rounded is not None, PLANES=planes is not None,
-            num_warps=min(32, max(1, block // 256)),
+            num_warps=min(32, max(1, block // 256)), **early(streams.device),
         )  # fmt: skip
     return out
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .bf16_bits import round_to_bf16
 from .device import runs_kernels
+from .early_launch import early, join_previous
 from .reference import hc_expand as reference
 
 _BLOCK = 256
@@ -30,7 +31,9 @@ def _hc_expand_kernel(
     SHARED: tl.constexpr,
     ROW_BF16: tl.constexpr,
     N_PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    join_previous(EARLY)
     token = tl.program_id(1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
@@ -118,6 +121,6 @@ def hc_expand(
             post.contiguous(), comb.contiguous(), out, width,
             N_STREAMS=n_streams, BLOCK=_BLOCK, BF16=streams.dtype == torch.bfloat16,
             SHARED=shared is not None, ROW_BF16=dtype == torch.bfloat16,
-            N_PARTS=0 if present is None else n_rows,
+            N_PARTS=0 if present is None else n_rows, **early(y.device),
         )  # fmt: skip
     return out

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import runs_kernels
+from .early_launch import early, join_previous
 from .reference import hc_mix as reference
 
 _COLUMNS = 256  # of the flattened streams, a program
@@ -21,8 +22,16 @@ _COLUMNS = 256  # of the flattened streams, a program
 
 @triton.jit
 def _hc_mix_dot_kernel(
-    streams, fn, parts, columns, N_LINES: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr
+    streams,
+    fn,
+    parts,
+    columns,
+    N_LINES: tl.constexpr,
+    LINES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    join_previous(EARLY)
     token, part = tl.program_id(1), tl.program_id(0)
     at = part * COLUMNS + tl.arange(0, COLUMNS)
     line = tl.arange(0, LINES)
@@ -51,7 +60,9 @@ def _hc_mix_finish_kernel(
     N_ITERATIONS: tl.constexpr,
     N_STREAMS: tl.constexpr,
     LINES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    join_previous(EARLY)
     token = tl.program_id(0)
     parts += token * n_parts * (LINES + 1)
     stream = tl.arange(0, N_STREAMS)
@@ -124,10 +135,18 @@ def hc_mix(
     pre, post, comb = out or (new((n_tokens, n)), new((n_tokens, n)), new((n_tokens, n, n)))
     if n_tokens:
         _hc_mix_dot_kernel[(n_parts, n_tokens)](
-            streams, fn, parts, n * width, N_LINES=lines, LINES=padded, COLUMNS=_COLUMNS
+            streams,
+            fn,
+            parts,
+            n * width,
+            N_LINES=lines,
+            LINES=padded,
+            COLUMNS=_COLUMNS,
+            **early(streams.device),
         )
         _hc_mix_finish_kernel[(n_tokens,)](
             parts, scale, base, pre, post, comb, n_parts, n * width, hc_eps, norm_eps,
             N_ITERATIONS=n_iterations, N_STREAMS=n, LINES=padded, num_warps=1,
+            **early(streams.device),
         )  # fmt: skip
     return pre, post, comb

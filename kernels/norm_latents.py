@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .bf16_bits import round_to_bf16
 from .device import runs_kernels
+from .early_launch import early, join_previous
 from .reference import norm_latents as reference
 from .round_fp8 import GROUP, round_groups_to_fp8
 from .turn_pairs import turn_pairs
@@ -60,7 +61,9 @@ def _norm_latents_kernel(
     K_BLOCK: tl.constexpr,
     BF16: tl.constexpr,
     ROUNDS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    join_previous(EARLY)
     token = tl.program_id(1)
     row = projected + token * stride
     if tl.program_id(0) == 0:
@@ -117,7 +120,7 @@ def norm_latents(
         _norm_latents_kernel[(2, n_tokens)](
             projected, q_norm, kv_norm, first, turns, qr, ring, projected.stride(0), len(ring), eps,
             Q=width, K=k, TURNED=2 * turns.shape[1], Q_BLOCK=q_block, K_BLOCK=k_block,
-            BF16=dtype == torch.bfloat16, ROUNDS=rounds, num_warps=4,
+            BF16=dtype == torch.bfloat16, ROUNDS=rounds, num_warps=4, **early(projected.device),
         )  # fmt: skip
     return qr
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .bf16_bits import round_to_bf16
 from .device import runs_kernels
+from .early_launch import early, join_previous
 from .reference import round_fp8 as reference
 
 GROUP = 32
@@ -41,7 +42,15 @@ def round_groups_to_fp8(v):
 
 
 @triton.jit
-def _round_fp8_kernel(x, out, n_groups, GROUPS: tl.constexpr, BF16: tl.constexpr):
+def _round_fp8_kernel(
+    x,
+    out,
+    n_groups,
+    GROUPS: tl.constexpr,
+    BF16: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    join_previous(EARLY)
     group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     at = group.to(tl.int64)[:, None] * 32 + tl.arange(0, 32)[None, :]
     inside = (group < n_groups)[:, None]
@@ -51,9 +60,7 @@ def _round_fp8_kernel(x, out, n_groups, GROUPS: tl.constexpr, BF16: tl.constexpr
     tl.store(out + at, round_groups_to_fp8(v), mask=inside)
 
 
-def round_fp8(
-    x: Tensor, *, dtype: torch.dtype | None = None, out: Tensor | None = None
-) -> Tensor:
+def round_fp8(x: Tensor, *, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
     """Round groups of 32 channels to E4M3 with a power-of-two scale, and scale back.
 
     x        [T, k] bf16 or f32, contiguous, k a multiple of 32
@@ -77,6 +84,12 @@ def round_fp8(
     if n_groups:
         grid = (triton.cdiv(n_groups, _GROUPS_A_PROGRAM),)
         _round_fp8_kernel[grid](
-            x, out, n_groups, GROUPS=_GROUPS_A_PROGRAM, BF16=dtype == torch.bfloat16, num_warps=2
+            x,
+            out,
+            n_groups,
+            GROUPS=_GROUPS_A_PROGRAM,
+            BF16=dtype == torch.bfloat16,
+            num_warps=2,
+            **early(x.device),
         )
     return out

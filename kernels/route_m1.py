@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import runs_kernels
+from .early_launch import early, join_previous
 from .libm import exp_powers, softplus_sqrt
 from .reference import route_m1 as reference
 from .reference.route_m1 import check_route, route_outputs
@@ -92,7 +93,9 @@ def _route_m1_kernel(
     COLUMNS: tl.constexpr,
     K: tl.constexpr,
     PADDED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    join_previous(EARLY)
     expert = tl.arange(0, ROWS * COLUMNS)
     slots = tl.load(table + expert, mask=expert < n_experts, other=-1)
     here = (slots >= 0) & (slots < n_slots)
@@ -201,7 +204,7 @@ def route_m1(
     _route_m1_kernel[(1,)](
         logits, bias, exp_powers(logits.device), table, addresses, header, pointers, weights,
         n_experts, addresses.shape[0], float(routed_scale), *piece_offsets,
-        **_shape(n_experts, top_k),
+        **_shape(n_experts, top_k), **early(logits.device),
     )  # fmt: skip
     return header, pointers, weights
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .early_launch import early
+from .early_launch_layouts import join_previous
 from .formats.fp4_expert import Fp4Shape
 from .fp4_words import GROUP_ASSEMBLY, GROUP_CONSTRAINTS
 from .routed_m1_buffers import RoutedBuffers
@@ -118,7 +120,9 @@ def _gate_up_kernel(
     GATE_SCALE: gl.constexpr, UP_SCALE: gl.constexpr, GROUPS: gl.constexpr,
     WIDTH_GROUPS: gl.constexpr, BLOCK: gl.constexpr, LAYOUT: gl.constexpr, BF16: gl.constexpr,
     WARPS: gl.constexpr,
+    EARLY: gl.constexpr,
 ):  # fmt: skip
+    join_previous(EARLY)
     expert = gl.program_id(1)
     first = gl.program_id(0) * 32
     by_group: gl.constexpr = gl.SliceLayout(2, LAYOUT)
@@ -158,7 +162,9 @@ def _down_kernel(
     pointers, planes, offsets, scales, out, n_experts,
     DOWN_SCALE: gl.constexpr, GROUPS: gl.constexpr, HIDDEN: gl.constexpr, ROWS: gl.constexpr,
     BLOCK: gl.constexpr, LAYOUT: gl.constexpr, BF16: gl.constexpr,
+    EARLY: gl.constexpr,
 ):  # fmt: skip
+    join_previous(EARLY)
     expert = gl.program_id(1)
     first = gl.program_id(0) * ROWS
     by_group: gl.constexpr = gl.SliceLayout(2, LAYOUT)
@@ -200,13 +206,14 @@ def launch_layouts(
         pointers, weights, *scratch.row, *scratch.activated_row, n_experts, limit,
         GATE_SCALE=shape.gate_scale, UP_SCALE=shape.up_scale, GROUPS=groups,
         WIDTH_GROUPS=width_groups, BLOCK=block, LAYOUT=layout, BF16=bf16, WARPS=warps,
-        num_warps=warps, maxnreg=_REGISTERS,
+        num_warps=warps, maxnreg=_REGISTERS, **early(pointers.device),
     )  # fmt: skip
     rows, block, layout, warps = tiling(width_groups, shape.hidden)
     _down_kernel[(shape.hidden // rows, n_experts)](
         pointers, *scratch.activated_row, scratch.parts, n_experts,
         DOWN_SCALE=shape.down_scale, GROUPS=width_groups, HIDDEN=shape.hidden, ROWS=rows,
         BLOCK=block, LAYOUT=layout, BF16=bf16, num_warps=warps, maxnreg=_REGISTERS,
+        **early(pointers.device),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .bf16_bits import round_to_bf16
 from .device import runs_kernels
+from .early_launch import early, join_previous
 from .reference import swiglu as reference
 from .reference.round_fp8 import round_fp8
 from .round_fp8 import round_groups_to_fp8
@@ -25,7 +26,9 @@ def _swiglu_kernel(
     GROUPS: tl.constexpr,
     BF16: tl.constexpr,
     ROUNDS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    join_previous(EARLY)
     token = tl.program_id(1)
     group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     at = group[:, None] * 32 + tl.arange(0, 32)[None, :]
@@ -78,6 +81,6 @@ def swiglu(
         grid = (triton.cdiv(width // 32, _GROUPS_A_PROGRAM), n_tokens)
         _swiglu_kernel[grid](
             gate_up, out, width, limit, GROUPS=_GROUPS_A_PROGRAM,
-            BF16=dtype == torch.bfloat16, ROUNDS=rounds, num_warps=2,
+            BF16=dtype == torch.bfloat16, ROUNDS=rounds, num_warps=2, **early(gate_up.device),
         )  # fmt: skip
     return out

@@ -21,7 +21,6 @@ from kernels.round_fp8 import round_fp8
 
 from .index_step import IndexStep
 from .products import product
-from .read_ahead import ReadAhead
 from .side_stream import SideStream
 from .step_buffers import StepBuffers
 
@@ -33,7 +32,6 @@ class AttentionStep:
     """Fills `middle` of its layer from its streams.
 
     mixing  takes the site's coefficients, needed only at its end
-    ahead   asks for matrices before their products begin
     """
 
     def __init__(
@@ -44,14 +42,12 @@ class AttentionStep:
         buffers: StepBuffers,
         turns: Mapping[str, Tensor],
         mixing: SideStream,
-        ahead: ReadAhead,
     ) -> None:
         config = self._config = model.config
         self._layer = layer
         self._weights = model.blocks[layer].weights
         self._buffers = buffers
         self._mixing = mixing
-        self._ahead = ahead
         self._numerics = model.numerics
         self._ring = sequence.windows[layer]
         self._turns = turns["yarn" if config.ratio(layer) else "plain"]
@@ -74,8 +70,7 @@ class AttentionStep:
         out = (b.middle_pre[layer], b.post, b.comb)
         with self._mixing.fork():
             hc_mix(streams, mix.fn, mix.scale, mix.base, **self._mix_settings, out=out)
-        attention, ahead = w.attention, self._ahead
-        ahead.ask(attention.qa_kv, attention.q_b)
+        attention = w.attention
         hc_collapse_norm(
             streams, b.pre[layer], w.attention_norm, eps, n.activation,
             out=b.row, rounded=b.rounded,
@@ -93,7 +88,6 @@ class AttentionStep:
         )
         self._index.run(b.row, qr)
         q = product(qr, attention.q_b)
-        ahead.ask(attention.o_a)
         attended = attend_sparse(
             q,
             b.first,
@@ -106,10 +100,7 @@ class AttentionStep:
             dtype=n.activation,
             splits=WINDOW_SPLITS if self._selection is None else SPLITS,
         )
-        ahead.ask(attention.o_b)
         z = round_fp8(product(attended, attention.o_a), dtype=n.activation)
         y = product(z, attention.o_b)
-        ahead.ask(w.moe.shared_gate_up, w.moe.shared_down)
-        ahead.join()
         self._mixing.join()
         hc_expand(y, streams, b.post, b.comb, dtype=n.activation, out=b.middle[layer])

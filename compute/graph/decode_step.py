@@ -24,7 +24,6 @@ from .engram_step import EngramStep
 from .experts_step import ExpertsStep
 from .hashes import hash_of
 from .products import product
-from .read_ahead import ReadAhead
 from .side_stream import SideStream
 from .step_buffers import FIRST_REACH, StepBuffers
 
@@ -49,9 +48,8 @@ class DecodeStep:
             for kind, table in (("plain", model.plain_turns), ("yarn", model.yarn_turns))
         }
         mixing, sharing = (SideStream(device, is_on=beside) for _ in range(2))
-        ahead = ReadAhead(device, is_on=beside)
         self._attention = [
-            AttentionStep(model, layer, sequence, self.buffers, turns, mixing, ahead)
+            AttentionStep(model, layer, sequence, self.buffers, turns, mixing)
             for layer in range(config.n_layers)
         ]
         self._experts = ExpertsStep(model, self.buffers, tiers, mixing, sharing)

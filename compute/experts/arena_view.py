@@ -50,6 +50,7 @@ class ExpertViews:
         self._device = device if device is not None and device.type != "cpu" else None
         self._layout = layout
         self._slots = slots_tensor(arena)
+        self._cuda_stream: torch.cuda.Stream | None = None
         self._made: list[tuple[PieceShapes, ExpertMatrices] | None] = [None] * layout.n_slots_max
 
     @property
@@ -61,11 +62,28 @@ class ExpertViews:
         """Return the matrices that stand in `slot` now, which holds an expert of `layer`."""
         shapes = self._shapes[layer]
         if self._device is not None:
-            return pieces_of(self._bytes(slot).to(self._device), shapes)
+            return pieces_of(self._copied(slot, self._device), shapes)
         made = self._made[slot]
         if made is None or made[0] is not shapes:
             made = self._made[slot] = (shapes, pieces_of(self._bytes(slot), shapes))
         return made[1]
+
+    def _copied(self, slot: int, device: torch.device) -> Tensor:
+        """Return a copy on the device: complete, since the slot may be overwritten afterwards.
+
+        A CUDA stream of its own makes it, so that waiting for it is not waiting for what the
+        device computes.
+        """
+        if device.type != "cuda":
+            return self._bytes(slot).to(device)
+        if self._cuda_stream is None:
+            self._cuda_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._cuda_stream):
+            there = self._bytes(slot).to(device, non_blocking=True)
+        self._cuda_stream.synchronize()
+        # Its memory is the copying stream's: not to be given out while the other one reads it.
+        there.record_stream(torch.cuda.current_stream(device))
+        return there
 
     def _bytes(self, slot: int) -> Tensor:
         rooms = self._layout.rooms

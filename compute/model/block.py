@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.reference.hc_collapse import hc_collapse
-from kernels.reference.hc_expand import hc_expand
-from kernels.reference.rms_norm import rms_norm
 from protocol.files.model_config import ModelConfig
 
 from .attention import Attention
 from .engram import Engram
-from .highway import mix
+from .highway import add, mix, read
 from .moe import Moe
 from .precision import Numerics
 from .rotary import RotaryTable
@@ -62,15 +59,14 @@ class Block:
             streams = self.engram(step, streams)
         site = mix(streams, w.attention_mix, self.config)
         y = self.attention(step, self._read(streams, pre, w.attention_norm))
-        streams, pre = hc_expand(y, streams, site.post, site.comb), site.pre
+        streams, pre = add(y, streams, site), site.pre
         site = mix(streams, w.ffn_mix, self.config)
         y = self.moe(step, self._read(streams, pre, w.ffn_norm))
-        streams, pre = hc_expand(y, streams, site.post, site.comb), site.pre
+        streams, pre = add(y, streams, site), site.pre
         if step.record is not None and step.record.full:
             step.record.streams.append(streams)
             step.record.pre.append(pre)
         return streams, pre
 
     def _read(self, streams: Tensor, pre: Tensor, norm: Tensor) -> Tensor:
-        dtype = self.numerics.activation
-        return rms_norm(hc_collapse(streams, pre, dtype), norm, self.config.norm_eps, dtype)
+        return read(streams, pre, norm, self.config.norm_eps, self.numerics.activation)

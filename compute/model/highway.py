@@ -1,5 +1,6 @@
-"""A sublayer's place on the residual streams: its coefficients, and the delayed pre-mix.
+"""A sublayer's place on the residual streams: its coefficients, what it reads, where it adds.
 
+On a GPU each is a launch or two; torch would take dozens over tensors of all streams.
 Source: model specification, sections 3.0 and 3.1.
 """
 
@@ -7,9 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from kernels.reference.hc_mix import hc_mix
+from kernels.reference import hc_collapse, hc_expand, hc_mix
+from kernels.reference.rms_norm import rms_norm
 from protocol.files.model_config import ModelConfig
 
 from .weights import HighwayWeights
@@ -25,9 +28,12 @@ class Mix(NamedTuple):
 
 def mix(streams: Tensor, weights: HighwayWeights, config: ModelConfig) -> Mix:
     """Return the coefficients that the streams [T, S, H] give a site."""
+    launch = hc_mix.hc_mix
+    if streams.is_cuda:
+        from kernels.hc_mix import hc_mix as launch  # noqa: PLC0415  Triton takes long to import
     return Mix(
-        *hc_mix(
-            streams,
+        *launch(
+            streams.contiguous(),
             weights.fn,
             weights.scale,
             weights.base,
@@ -36,3 +42,20 @@ def mix(streams: Tensor, weights: HighwayWeights, config: ModelConfig) -> Mix:
             norm_eps=config.norm_eps,
         )
     )
+
+
+def read(streams: Tensor, pre: Tensor, norm: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """Return the row [T, H] that a sublayer reads: the streams collapsed and normed."""
+    if not streams.is_cuda:
+        return rms_norm(hc_collapse.hc_collapse(streams, pre, dtype), norm, eps, dtype)
+    from kernels.hc_collapse import hc_collapse_norm  # noqa: PLC0415  as above
+
+    return hc_collapse_norm(streams.contiguous(), pre.contiguous(), norm, eps, dtype)
+
+
+def add(y: Tensor, streams: Tensor, site: Mix) -> Tensor:
+    """Return the streams [T, S, H] after a sublayer that gave y [T, H]."""
+    launch = hc_expand.hc_expand
+    if streams.is_cuda:
+        from kernels.hc_expand import hc_expand as launch  # noqa: PLC0415  as above
+    return launch(y, streams.contiguous(), site.post, site.comb)

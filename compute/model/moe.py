@@ -2,6 +2,7 @@
 
 Invariants: experts are added in ascending id in f32, one after the other, however the source
 groups them; a dequantised expert lives until the next one and never outlives the layer's step.
+On a GPU with the kernels for it, experts in fp4 are not dequantised: see `routed_chunk.py`.
 Source: model specification, section 3.7.
 """
 
@@ -60,6 +61,8 @@ class Moe:
         """Return the site's output [T, H] for x [T, H], both in the activation dtype."""
         config, w, n = self.config, self.weights, self.numerics
         logits = linear(x, w.router, torch.float32)
+        if self._launches(x):
+            return self._launched(step, x, logits)
         picks, weights = route_select(logits, w.bias, config.top_k, config.routed_scale)
         self._note(step, picks, weights)
         plan = Plan(picks, weights)
@@ -74,6 +77,37 @@ class Moe:
             total.index_add_(0, tokens, y.float())
         shared = self._expert(rounded, w.shared_gate_up, w.shared_down, None)
         return total.add_(shared.float()).to(n.activation)
+
+    def _launches(self, x: Tensor) -> bool:
+        """Whether the routed experts go by kernels, which round their inputs and read fp4."""
+        rounds = self.numerics.round_input is not Tensor.float
+        if not (x.is_cuda and rounds and set(self.weights.formats) == {FP4}):
+            return False
+        from kernels.device import has_warpgroup_products  # noqa: PLC0415  imports Triton
+
+        return has_warpgroup_products(x.device)
+
+    def _launched(self, step: Step, x: Tensor, logits: Tensor) -> Tensor:
+        """Return the site's output by kernels."""
+        from kernels.reference.route_m1 import MAX_EXPERTS, MAX_TOP_K  # noqa: PLC0415  as above
+        from kernels.route_m1 import route_rows  # noqa: PLC0415
+
+        from .routed_chunk import ChunkPlan, RoutedChunk  # noqa: PLC0415
+
+        config, w, n = self.config, self.weights, self.numerics
+        if config.n_experts <= MAX_EXPERTS and config.top_k <= MAX_TOP_K:
+            picks, weights = route_rows(
+                logits, w.bias, top_k=config.top_k, routed_scale=config.routed_scale
+            )
+        else:
+            ranked, weights = route_select(logits, w.bias, config.top_k, config.routed_scale)
+            picks, order = ranked.sort(dim=1)
+            weights = weights.gather(1, order)
+        self._note(step, picks.long(), weights)
+        plan = ChunkPlan(picks, weights, config.n_experts)
+        shared = self._expert(n.round_input(x), w.shared_gate_up, w.shared_down, None)
+        chunk = RoutedChunk(self.layer, x, plan, config.swiglu_limit, n.activation)
+        return chunk.run(step.experts, shared)
 
     def _expert(self, x: Tensor, gate_up: Matrix, down: Matrix, weight: Tensor | None) -> Tensor:
         """Return y [n, H] of one expert; the weight acts before the down projection's rounding."""

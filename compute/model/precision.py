@@ -23,9 +23,9 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from kernels.reference import round_fp8 as reference
 from kernels.reference.round_fp4_index import round_fp4_index
 from kernels.reference.round_fp4_latent import round_fp4_latent
-from kernels.reference.round_fp8 import round_fp8
 
 Rounding = Callable[[Tensor], Tensor]
 
@@ -62,3 +62,12 @@ class Numerics:
         if precision is Precision.UNROUNDED:
             return cls(activation, stream, *(Tensor.float,) * 4)
         return cls(activation, stream, round_fp8, round_fp8, round_fp4_index, round_fp4_latent)
+
+
+def round_fp8(x: Tensor) -> Tensor:
+    """Return x [..., k] rounded to fp8 in groups of 32, f32; on a GPU in one launch."""
+    if not x.is_cuda:
+        return reference.round_fp8(x)
+    from kernels.round_fp8 import round_fp8 as launch  # noqa: PLC0415  Triton takes long to import
+
+    return launch(x.reshape(-1, x.shape[-1]).contiguous()).view(x.shape)

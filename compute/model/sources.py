@@ -35,7 +35,9 @@ class ExpertSource(Protocol):
     def stream(self, layer: int, experts: Sequence[int]) -> Iterator[tuple[int, ExpertMatrices]]:
         """Yield (expert, matrices) of all of `experts`, which ascend, in that order.
 
-        The tensors may be views of memory that changes once the iterator is advanced.
+        On the CPU the tensors may be views of memory that changes once the iterator is advanced.
+        On a GPU they lie in slots alike and hold until the layer is done, for as long as they are
+        kept.
         Raises ShardError where an expert cannot be read, DaemonLost where nobody answers.
         """
         ...

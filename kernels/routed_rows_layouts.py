@@ -33,8 +33,8 @@ from .routed_rows import on_device, tiles_of
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 PAIRS = (16, 32, 64, 128)  # columns of a tile: a group's rest takes the smallest that holds it
-STAGES = {16: 4, 32: 4, 64: 3, 128: 3}
-WARPS = {16: 4, 32: 4, 64: 4, 128: 4}  # 4 or 8
+STAGES = {16: 4, 32: 4, 64: 3, 128: 4}
+WARPS = {16: 4, 32: 4, 64: 4, 128: 8}  # 4 or 8: more share the columns, fewer programs fit
 REGISTERS = {16: 168, 32: 168, 64: 168, 128: 255}
 
 _STEP = gl.constexpr(BLOCK)

@@ -1,0 +1,268 @@
+"""Speed of a chunk's experts on a GPU, and of whole layers, against what the machine could do.
+
+    python bench/prefill.py [--quick] [--tokens N] [--sweep] [--profile]
+
+Experts of the released sizes are made on the device, 384 of them, and each token picks six at
+random. The ceilings, a kernel that copies, one that only reads, and torch's bf16 product, are
+measured in the same run. The roofline is the longer of the times that reading every picked expert
+once and multiplying every pair would take at those rates. --sweep tries other tiles, --profile
+lists the kernels of the layers. Prints one JSON object as the last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.step import ceilings
+from bench.whole_step import config_of, model_of, pieces_of, tiers_of
+from compute.experts import arena_view
+from compute.experts.tiers import ExpertTiers
+from compute.model.precision import Precision
+from compute.model.routed_chunk import ChunkPlan
+from compute.model.sequence import Sequence as ModelSequence
+from compute.model.sources import ExpertMatrices
+from kernels.formats.fp4_expert import Fp4Shape
+from kernels.routed_m1 import routed_m1
+from kernels.routed_rows import routed_rows
+from kernels.sum_parts import sum_parts
+
+TOP_K, LIMIT = 6, 10.0
+PRODUCT = 8192  # rows and columns of torch's product
+HELD_BACK = 40_000_000  # cycles for which the device waits while launches queue up
+# Tiles to try: what replaces the constants of kernels/routed_rows_layouts.py, by pairs.
+SWEEP: dict[str, dict[str, Any]] = {
+    "as they are": {},
+    "more programs of 32": {"REGISTERS": {32: 128}, "STAGES": {32: 3}},
+    "fewer programs of 64": {"REGISTERS": {64: 255}, "STAGES": {64: 4}},
+    "8 warps for 32": {"WARPS": {32: 8}, "REGISTERS": {32: 128}, "STAGES": {32: 3}},
+    "8 warps for 64": {"WARPS": {64: 8}, "REGISTERS": {64: 255}},
+    "4 warps for 128": {"WARPS": {128: 4}, "STAGES": {128: 3}},
+    "64 at least": {"PAIRS": (64, 128)},
+    "64 at most": {"PAIRS": (16, 32, 64)},
+}
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Measure chunks on a GPU.")
+    parser.add_argument("--quick", action="store_true", help="fewer layers and repetitions")
+    parser.add_argument("--tokens", type=int, help="of a chunk; 2,048 and 8,192 if not given")
+    parser.add_argument("--sweep", action="store_true", help="try other tiles, measure no layers")
+    parser.add_argument("--profile", action="store_true", help="list the kernels of the layers")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(json.dumps({"skipped": "no GPU"}))
+        return 0
+    repeats = 5 if args.quick else 9
+    chunks = [args.tokens] if args.tokens else [2048, 8192]
+    found = ceilings(repeats) | {"bf16_tflops": product_rate(repeats) / 1e12}
+    torch.cuda.empty_cache()
+    with torch.inference_mode():
+        found |= experts(chunks, repeats, found, SWEEP if args.sweep else {"": {}})
+        torch.cuda.empty_cache()
+        if not args.sweep:
+            found |= layers(chunks[0], 4 if args.quick else 8, repeats, profiles=args.profile)
+    print(json.dumps({name: round(value, 4) for name, value in found.items()}))
+    return 0
+
+
+def seconds(launch: Callable[[], object], repeats: int) -> float:
+    """Return the median time of what `launch` launches, all of it queued before it begins."""
+    launch()
+    timer = partial(torch.cuda.Event, enable_timing=True)
+    times = []
+    for _ in range(repeats):
+        begin, end = timer(), timer()
+        torch.cuda.synchronize()
+        torch.cuda._sleep(HELD_BACK)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        begin.record()
+        launch()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1000)
+    return float(statistics.median(times))
+
+
+def product_rate(repeats: int) -> float:
+    """Return operations a second of torch's bf16 product of random matrices."""
+    a = torch.randn(PRODUCT, PRODUCT, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(PRODUCT, PRODUCT, device="cuda", dtype=torch.bfloat16)
+    return 2.0 * PRODUCT**3 / seconds(lambda: a @ b, repeats)
+
+
+class Experts:
+    """384 experts on the device."""
+
+    def __init__(self) -> None:
+        config = config_of(40)
+        pieces, slot_bytes = pieces_of(config)
+        self.hidden, self.width = config.hidden_size, config.expert_width
+        self.n_experts = config.n_experts
+        self.expert_bytes = sum(pieces.n_bytes)
+        at = pieces.offsets
+        self.shape = Fp4Shape(self.hidden, self.width, at[1] - at[0], at[3] - at[2], at[5] - at[4])
+        self.slots = torch.randint(
+            0, 256, (self.n_experts, slot_bytes), dtype=torch.uint8, device="cuda"
+        )
+        for piece in (1, 3, 5):
+            self.slots[:, at[piece] : at[piece] + pieces.n_bytes[piece]].clamp_(116, 119)
+        starts = self.slots.data_ptr() + torch.arange(self.n_experts) * slot_bytes
+        self.pointers = torch.stack([starts + at[piece] for piece in (0, 2, 4)])
+
+
+def experts(
+    chunks: Sequence[int], repeats: int, rates: dict[str, float], tiles: dict[str, dict[str, Any]]
+) -> dict[str, float]:
+    """Return what a layer's routed experts take for chunks, and their share of the roofline."""
+    made = Experts()
+    found: dict[str, float] = {}
+    for n_tokens in chunks:
+        x = torch.randn(n_tokens, made.hidden, device="cuda", dtype=torch.bfloat16)
+        scores = torch.rand(n_tokens, made.n_experts, device="cuda")
+        picks = scores.topk(TOP_K, dim=1).indices.sort(dim=1).values.int()
+        weights = torch.rand(n_tokens, TOP_K, device="cuda")
+        plan = ChunkPlan(picks, weights, made.n_experts)
+        pointers = made.pointers[:, plan.experts].contiguous().cuda()
+        launch = partial(site, made, x, plan, pointers)
+        bytes_s = (
+            len(plan.experts)
+            * made.expert_bytes
+            / (1e12 * max(rates["copy_tb_s"], rates["read_tb_s"]))
+        )
+        work = 6.0 * n_tokens * TOP_K * made.hidden * made.width
+        work_s = work / (1e12 * rates["bf16_tflops"])
+        for name, constants in tiles.items():
+            with_tiles(constants)
+            try:
+                taken = seconds(launch, repeats)
+            except Exception as error:  # noqa: BLE001  a tile may not fit the machine
+                print(f"{n_tokens} tokens, {name}: {type(error).__name__}: {error}")
+                continue
+            difference = check(made, x, picks, weights, launch())
+            print(
+                f"{n_tokens} tokens {name:24} {taken * 1e3:7.3f} ms, bytes {bytes_s * 1e3:.3f}, "
+                f"products {work_s * 1e3:.3f}, from single tokens {difference:.1e}"
+            )
+            label = f"experts_{n_tokens}" + (f"_{name}" if name else "")
+            found |= {
+                f"{label}_ms": taken * 1e3,
+                f"{label}_roofline_fraction": max(bytes_s, work_s) / taken,
+                f"{label}_bf16_fraction": work_s / taken,
+                f"{label}_difference": difference,
+            }
+    with_tiles({})
+    return found
+
+
+def site(made: Experts, x: Tensor, plan: ChunkPlan, pointers: Tensor) -> Tensor:
+    """Launch the routed experts of a chunk and their sum."""
+    parts = routed_rows(x, plan.tokens, plan.weights, plan.starts, pointers, made.shape, LIMIT)
+    return sum_parts(parts, plan.places, dtype=torch.bfloat16)
+
+
+def check(made: Experts, x: Tensor, picks: Tensor, weights: Tensor, found: Tensor) -> float:
+    """Return the largest relative difference of some tokens from the kernels for one token."""
+    worst = 0.0
+    for token in range(0, len(x), len(x) // 8):
+        pointers = made.pointers[:, picks[token].cpu().long()].contiguous().cuda()
+        wanted = routed_m1(x[token : token + 1], pointers, weights[token], made.shape, LIMIT)
+        worst = max(worst, float((found[token].float() - wanted).norm() / wanted.norm()))
+    return worst
+
+
+_USUAL: dict[str, Any] = {}
+
+
+def with_tiles(constants: dict[str, Any]) -> None:
+    """Replace the constants of the kernels' tiles; those not named are the module's own."""
+    from kernels import routed_rows_layouts as kernels  # noqa: PLC0415  wants a GPU's compiler
+
+    for name in ("PAIRS", "STAGES", "WARPS", "REGISTERS"):
+        usual = _USUAL.setdefault(name, getattr(kernels, name))
+        other = constants.get(name, {})
+        setattr(kernels, name, usual | other if isinstance(usual, dict) else other or usual)
+
+
+class Slots:
+    """Experts in slots of the device and Engram rows all alike, as sources."""
+
+    def __init__(self, tiers: ExpertTiers, row_bytes: int, pieces: arena_view.PieceShapes) -> None:
+        self._slots = tiers.table.cpu().numpy()
+        self._tiers = tiers
+        self._pieces = pieces
+        self._row = torch.full((1, row_bytes), 56, dtype=torch.uint8, device="cuda")
+        self._wanted: list[int] = []
+
+    def stream(self, layer: int, experts: Sequence[int]) -> Iterator[tuple[int, ExpertMatrices]]:
+        """Yield views of the slots."""
+        for expert in experts:
+            slot = self._tiers.cache[int(self._slots[layer, expert])]
+            yield expert, arena_view.pieces_of(slot, self._pieces)
+
+    def request_all(self, wanted: Sequence[tuple[int, NDArray[np.int64]]]) -> list[int]:
+        """Note how many rows are wanted."""
+        first = len(self._wanted)
+        self._wanted += [len(rows) for _, rows in wanted]
+        return list(range(first, len(self._wanted)))
+
+    def take(self, handle: int) -> Tensor:
+        """Give the rows."""
+        return self._row.expand(self._wanted[handle], -1)
+
+
+def layers(n_tokens: int, n_layers: int, repeats: int, *, profiles: bool) -> dict[str, float]:
+    """Return what a layer takes of a first chunk, all experts on the device, routed evenly."""
+    config = config_of(n_layers)
+    model = model_of(config)
+    tiers = tiers_of(config)
+    slots = Slots(tiers, config.engram_row_bytes, pieces_of(config)[0])
+    ids = torch.randint(0, config.vocab_size, (n_tokens,)).tolist()
+
+    def forward() -> Tensor:
+        sequence = ModelSequence(config, n_tokens, model.device, Precision.HIGHWAY)
+        return model.forward(sequence, ids, slots, slots)
+
+    assert bool(forward().isfinite().all()), "the logits are not finite"
+    taken = seconds(forward, min(repeats, 5))
+    if profiles:
+        profile(forward)
+    print(f"{n_tokens} tokens through {n_layers} layers and the head: {taken * 1e3:.1f} ms")
+    return {
+        "layers": n_layers,
+        "chunk_ms": taken * 1e3,
+        "layer_ms": taken / n_layers * 1e3,
+        "tokens_s_of_40_layers": n_tokens / (taken / n_layers * 40),
+    }
+
+
+def profile(launch: Callable[[], object]) -> None:
+    """Print the kernels that take longest."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as found:
+        launch()
+        torch.cuda.synchronize()
+    rows = [
+        (event.self_device_time_total, event.count, event.key)
+        for event in found.key_averages()
+        if event.self_device_time_total and event.device_type.name == "CUDA"
+    ]
+    for micros, count, name in sorted(rows, reverse=True)[:40]:
+        print(f"{micros / 1000:9.3f} ms {count:6} {name[:110]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

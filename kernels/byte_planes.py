@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import runs_kernels
+from .early_launch import early, join_previous
 from .reference import byte_planes as reference
 
 Planes = tuple[Tensor, Tensor, Tensor]
@@ -46,7 +47,10 @@ def store_byte_planes(v, planes, offsets, scales, group, n_groups):
 
 
 @triton.jit
-def _byte_planes_kernel(x, planes, offsets, scales, n_groups, GROUPS: tl.constexpr):
+def _byte_planes_kernel(
+    x, planes, offsets, scales, n_groups, GROUPS: tl.constexpr, EARLY: tl.constexpr
+):
+    join_previous(EARLY)
     row = tl.program_id(1)
     group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     half, byte = tl.arange(0, 8), tl.arange(0, 4)
@@ -81,7 +85,14 @@ def byte_planes(x: Tensor, *, out: Planes | None = None) -> Planes:
     if rows:
         grid = (triton.cdiv(n_groups, _GROUPS_A_PROGRAM), rows)
         _byte_planes_kernel[grid](
-            x, planes, offsets, scales, n_groups, GROUPS=_GROUPS_A_PROGRAM, num_warps=1
+            x,
+            planes,
+            offsets,
+            scales,
+            n_groups,
+            GROUPS=_GROUPS_A_PROGRAM,
+            num_warps=1,
+            **early(x.device),
         )
     return planes, offsets, scales
 

@@ -11,6 +11,8 @@ from triton.experimental.gluon import language as gl
 
 from .block_layouts import Tiling, load_units, row_words, tiling, unit_sums
 from .block_words import UNITS
+from .early_launch import early
+from .early_launch_layouts import join_previous
 
 _REGISTERS = 128
 _STEPS_UNROLLED = 10  # at most, so that code stays in its cache
@@ -22,7 +24,9 @@ def _gemv_blocks_kernel(
     codes, sides, weight, out, n, rows_a_group, groups,
     FORMAT: gl.constexpr, BYTES: gl.constexpr, BLOCKS: gl.constexpr, ROWS: gl.constexpr,
     UNITS_A_STEP: gl.constexpr, UNROLL: gl.constexpr, LAYOUT: gl.constexpr, LOADS: gl.constexpr,
+    EARLY: gl.constexpr = False,
 ):  # fmt: skip
+    join_previous(EARLY)
     m = gl.program_id(0)
     first = gl.program_id(1) * ROWS
     # A row of x is `groups` rows of codes.
@@ -73,6 +77,7 @@ def launch_layouts(
     _gemv_blocks_kernel[(out.shape[0], n // tile.rows)](
         codes.view(torch.int32), sides, weight, out, n, n // groups, groups,
         **constants(weight, name, tile), num_warps=tile.warps, maxnreg=_REGISTERS,
+        **early(codes.device),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import runs_kernels
+from .early_launch import early, join_previous
 from .reference import q8_1_rows as reference
 
 Rows = tuple[Tensor, Tensor]
@@ -16,7 +17,8 @@ _SMALLEST = tl.constexpr(reference.SMALLEST)
 
 
 @triton.jit
-def _q8_1_rows_kernel(x, codes, sides, k, n_units):
+def _q8_1_rows_kernel(x, codes, sides, k, n_units, EARLY: tl.constexpr):
+    join_previous(EARLY)
     unit, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     group, within = tl.arange(0, 4), tl.arange(0, 16)
     half = tl.arange(0, 2)
@@ -65,7 +67,7 @@ def q8_1_rows(x: Tensor, *, out: Rows | None = None) -> Rows:
     elif rows:
         # No fused multiply-add: it would round once where the definition rounds twice.
         _q8_1_rows_kernel[(n_units, rows)](
-            x, codes, sides, k, n_units, num_warps=1, enable_fp_fusion=False
+            x, codes, sides, k, n_units, num_warps=1, enable_fp_fusion=False, **early(x.device)
         )
     return codes, sides
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .byte_planes import byte_planes
 from .device import runs_kernels, speaks_ptx
+from .early_launch import early, join_previous
 from .formats.fp4_expert import Fp4Shape
 from .formats.k_expert import BlockShape
 from .fp4_words import plain_word_dot
@@ -133,7 +134,11 @@ def _down_kernel(
 
 
 @triton.jit
-def _plan_sum_kernel(pointers, parts, out, n_experts, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
+def _plan_sum_kernel(
+    pointers, parts, out, n_experts,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    join_previous(EARLY)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for expert in range(n_experts):  # plan order decides bits
@@ -200,7 +205,13 @@ def routed_m1(
         return scratch.parts
     block = 256
     _plan_sum_kernel[(triton.cdiv(shape.hidden, block),)](
-        pointers, scratch.parts, out, n_experts, HIDDEN=shape.hidden, BLOCK=block
+        pointers,
+        scratch.parts,
+        out,
+        n_experts,
+        HIDDEN=shape.hidden,
+        BLOCK=block,
+        **early(x.device),
     )
     return out
 

@@ -15,6 +15,8 @@ from triton.experimental.gluon import language as gl
 
 from .block_layouts import Tiling, load_units, loads_ahead, row_words, tiling, unit_sums
 from .block_words import UNITS
+from .early_launch import early
+from .early_launch_layouts import join_previous
 from .formats.k_expert import BlockShape
 from .reference.q8_1_rows import SMALLEST
 from .routed_m1_buffers import RoutedBuffers
@@ -66,7 +68,9 @@ def _gate_up_kernel(
     BLOCKS: gl.constexpr, WIDTH_UNITS: gl.constexpr, STEPS: gl.constexpr,
     UNITS_A_STEP: gl.constexpr, LAYOUT: gl.constexpr, GATE_LOADS: gl.constexpr,
     UP_LOADS: gl.constexpr, AHEAD: gl.constexpr, BF16: gl.constexpr, WARPS: gl.constexpr,
+    EARLY: gl.constexpr = False,
 ):  # fmt: skip
+    join_previous(EARLY)
     expert = gl.program_id(1)
     first = (gl.program_id(0) * 32).to(gl.int64)
     gate_at, up_at = gl.load(pointers + expert), gl.load(pointers + n_experts + expert)
@@ -116,8 +120,9 @@ def _down_kernel(
     pointers, codes, sides, out, n_experts,
     DOWN: gl.constexpr, DOWN_BYTES: gl.constexpr, BLOCKS: gl.constexpr, HIDDEN: gl.constexpr,
     ROWS: gl.constexpr, STEPS: gl.constexpr, UNITS_A_STEP: gl.constexpr, LAYOUT: gl.constexpr,
-    LOADS: gl.constexpr, AHEAD: gl.constexpr, BF16: gl.constexpr,
+    LOADS: gl.constexpr, AHEAD: gl.constexpr, BF16: gl.constexpr, EARLY: gl.constexpr = False,
 ):  # fmt: skip
+    join_previous(EARLY)
     expert = gl.program_id(1)
     first = gl.program_id(0) * ROWS
     at = gl.load(pointers + 2 * n_experts + expert)
@@ -156,12 +161,12 @@ def launch_layouts(
     tile, constants = gate_up_constants(shape, bf16=bf16)
     _gate_up_kernel[(shape.width // 32, n_experts)](
         pointers, weights, *_words(scratch.row), *scratch.activated_row, n_experts, limit,
-        **constants, num_warps=tile.warps, maxnreg=_REGISTERS,
+        **constants, num_warps=tile.warps, maxnreg=_REGISTERS, **early(pointers.device),
     )  # fmt: skip
     tile, constants = down_constants(shape, bf16=bf16)
     _down_kernel[(shape.hidden // tile.rows, n_experts)](
         pointers, *_words(scratch.activated_row), scratch.parts, n_experts,
-        **constants, num_warps=tile.warps, maxnreg=_REGISTERS,
+        **constants, num_warps=tile.warps, maxnreg=_REGISTERS, **early(pointers.device),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from .early_launch import early, join_previous
 from .reference import hc_mix as reference
 
 _COLUMNS = 256  # of the flattened streams, a program
+_TOKENS = 16  # of a chunk, a program: each reads the projection's columns once for all of them
 
 
 @triton.jit
@@ -26,23 +27,28 @@ def _hc_mix_dot_kernel(
     fn,
     parts,
     columns,
+    n_tokens,
     N_LINES: tl.constexpr,
     LINES: tl.constexpr,
     COLUMNS: tl.constexpr,
+    TOKENS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     join_previous(EARLY)
-    token, part = tl.program_id(1), tl.program_id(0)
+    part = tl.program_id(0)
     at = part * COLUMNS + tl.arange(0, COLUMNS)
     line = tl.arange(0, LINES)
     inside = at < columns
-    v = tl.load(streams + token * columns + at, mask=inside, other=0.0).to(tl.float32)
     mask = (line < N_LINES)[:, None] & inside[None, :]
     matrix = tl.load(fn + line[:, None] * columns + at[None, :], mask=mask, other=0.0)
-    dots = tl.sum(matrix * v[None, :], 1)
-    out = parts + (token * tl.num_programs(0) + part) * (LINES + 1)
-    tl.store(out + line, dots)
-    tl.store(out + LINES, tl.sum(v * v, 0))
+    for turn in range(TOKENS):
+        token = tl.program_id(1) * TOKENS + turn
+        if token < n_tokens:
+            row = streams + token.to(tl.int64) * columns
+            v = tl.load(row + at, mask=inside, other=0.0).to(tl.float32)
+            out = parts + (token * tl.num_programs(0) + part) * (LINES + 1)
+            tl.store(out + line, tl.sum(matrix * v[None, :], 1))
+            tl.store(out + LINES, tl.sum(v * v, 0))
 
 
 @triton.jit
@@ -134,16 +140,11 @@ def hc_mix(
     parts = new((n_tokens, n_parts, padded + 1))
     pre, post, comb = out or (new((n_tokens, n)), new((n_tokens, n)), new((n_tokens, n, n)))
     if n_tokens:
-        _hc_mix_dot_kernel[(n_parts, n_tokens)](
-            streams,
-            fn,
-            parts,
-            n * width,
-            N_LINES=lines,
-            LINES=padded,
-            COLUMNS=_COLUMNS,
-            **early(streams.device),
-        )
+        tokens = 1 if n_tokens < _TOKENS else _TOKENS
+        _hc_mix_dot_kernel[(n_parts, triton.cdiv(n_tokens, tokens))](
+            streams, fn, parts, n * width, n_tokens, N_LINES=lines, LINES=padded,
+            COLUMNS=_COLUMNS, TOKENS=tokens, **early(streams.device),
+        )  # fmt: skip
         _hc_mix_finish_kernel[(n_tokens,)](
             parts, scale, base, pre, post, comb, n_parts, n * width, hc_eps, norm_eps,
             N_ITERATIONS=n_iterations, N_STREAMS=n, LINES=padded, num_warps=1,

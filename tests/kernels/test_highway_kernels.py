@@ -56,6 +56,19 @@ def test_mixes_equal_the_reference(
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_tokens_mixes_have_the_same_bits_alone_and_in_a_chunk(device: str) -> None:
+    streams = streams_of(19, 160, torch.float32).to(device)
+    fn = torch.randn(24, 640, generator=torch.Generator().manual_seed(1)).to(device) * 0.1
+    ones = torch.ones(24, device=device)
+    settings: Any = {"n_iterations": 20, "hc_eps": 1e-6, "norm_eps": EPS}
+    together = hc_mix(streams, fn, ones, ones, **settings)
+    for token in (0, 15, 16, 18):
+        alone = hc_mix(streams[token : token + 1], fn, ones, ones, **settings)
+        for part, whole in zip(alone, together, strict=True):
+            assert torch.equal(part[0], whole[token])
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("n_tokens", "width"), SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_collapse_and_norm_equal_the_references(

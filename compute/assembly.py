@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,6 +18,9 @@ from .load import expert_shapes, find_context
 from .model.model import Model
 from .prefix.cache import PrefixCache
 from .session import Engine
+
+if TYPE_CHECKING:
+    from .experts.device_experts import DeviceExperts
 
 _LOG = logging.getLogger("headrace.compute")
 _KEPT_FREE = 3 << 30  # bytes of device memory for chunks, graphs and the libraries' own use
@@ -36,8 +40,6 @@ def make_engine(
         source = MissClient(client, expert_shapes(checkpoint), waiting, model.device)
         return Engine(model, source, context=context, chunk=config.chunk, prefixes=prefixes)
     # Triton takes long to import, and torch's operators do without it.
-    from .experts.device_experts import DeviceExperts  # noqa: PLC0415
-    from .experts.tiers import ExpertTiers  # noqa: PLC0415
     from .graph.decoding import Decoding, GraphSettings  # noqa: PLC0415
 
     settings = GraphSettings(
@@ -45,22 +47,46 @@ def make_engine(
         config.segments,
         log=_to_stderr if config.graph_log else None,
         trace=_to_stderr if config.trace_hash else None,
+        timings=_to_stderr if config.timings else None,
     )
-    layouts = checkpoint.slice_map.layouts
-    slot_bytes = max(layout.image.slot_bytes for layout in layouts)
-    places = ExpertTiers(
-        expert_shapes(checkpoint),
-        [layout.formats for layout in layouts],
-        checkpoint.config.n_experts,
-        slot_bytes,
-        min(find_device_cache(config, model.device) // slot_bytes, checkpoint.config.n_keys),
-        model.device,
-    )
-    experts = DeviceExperts(client, expert_shapes(checkpoint), places, waiting)
+    n_device = find_device_slots(checkpoint, config, model.device)
+    experts = make_experts(checkpoint, client, waiting, n_device, model.device)
     decoding = Decoding(model, experts, context, settings)
     return Engine(
         model, experts, context=context, chunk=config.chunk, prefixes=prefixes, decoding=decoding
     )
+
+
+def make_experts(
+    checkpoint: Checkpoint,
+    client: ExpertClient,
+    waiting: Waiting,
+    n_device: int,
+    device: torch.device,
+) -> DeviceExperts:
+    """Return experts for launches, so many of them on the device. Raises ConfigError."""
+    from .experts.device_experts import DeviceExperts  # noqa: PLC0415  as above
+    from .experts.tiers import ExpertTiers  # noqa: PLC0415
+
+    places = ExpertTiers(
+        expert_shapes(checkpoint),
+        [layout.formats for layout in checkpoint.slice_map.layouts],
+        checkpoint.config.n_experts,
+        _slot_bytes(checkpoint),
+        n_device,
+        device,
+    )
+    return DeviceExperts(client, expert_shapes(checkpoint), places, waiting)
+
+
+def find_device_slots(checkpoint: Checkpoint, config: ComputeConfig, device: torch.device) -> int:
+    """Return the device cache's slots."""
+    fit = find_device_cache(config, device) // _slot_bytes(checkpoint)
+    return min(fit, checkpoint.config.n_keys)
+
+
+def _slot_bytes(checkpoint: Checkpoint) -> int:
+    return max(layout.image.slot_bytes for layout in checkpoint.slice_map.layouts)
 
 
 def find_mode(checkpoint: Checkpoint, config: ComputeConfig, model: Model) -> str:

@@ -61,6 +61,7 @@ class ComputeConfig:
     device_cache: int | None = None  # bytes of experts on the device; None: what a GPU has left
     graph_log: bool = False  # print running counts and a line a miss
     trace_hash: bool = False  # print the hashes of every segment's streams
+    timings: bool = False  # print where each token's time went
     vendor_decode_defect: bool = False  # reproduce the vendor's shared-key defect in decode
     max_tokens: int = 256  # new tokens of a request
     temperature: float = 1.0  # 0: greedy
@@ -106,6 +107,7 @@ COMPUTE_OPTIONS = {
     ),
     "graph_log": Option(switch, None, "print counts of graphs, and a line a miss"),
     "trace_hash": Option(switch, None, "print hashes of the streams after every segment"),
+    "timings": Option(switch, None, "print where each token's time went, part by part"),
     "vendor_decode_defect": Option(switch, None, "reproduce the vendor's defect in decode"),
     "max_tokens": Option(count(0, 2**24), "N", "new tokens at most"),
     "temperature": Option(number(0, 100), "T", "0 takes the likeliest token each time"),
@@ -129,6 +131,7 @@ MODEL_OPTIONS = (
     "device_cache",
     "graph_log",
     "trace_hash",
+    "timings",
     "vendor_decode_defect",
 )
 DAEMON_OPTIONS = ("arena", "read_threads", "runtime_dir", "state_dir", "daemon_wait_s")

@@ -1,5 +1,7 @@
 """`headrace verify`: every byte of a model directory read, its hashes compared where it has some.
 
+With `--runtime` nothing of that: the ways to decode are compared, see runtime_check.py.
+
 Of a pack every record, file and mirror is held to the hashes that pack wrote. Official and GGUF
 shards carry none: headers, ranges and sizes are checked, every byte is read, and compared with what
 an earlier `--record` kept. Linked shards of a pack are such shards too; of them size, header and
@@ -26,7 +28,11 @@ NAMES_MAX = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the directory and how it is read."""
-    parser.add_argument("model", metavar="MODEL", help="model directory, .gguf file, or demo")
+    from .runtime_check import add_runtime_arguments
+
+    parser.add_argument(
+        "directory", metavar="MODEL", nargs="?", help="model directory, .gguf file, or demo"
+    )
     parser.add_argument(
         "--record", action="store_true", help="keep hashes of shards that have none, for next time"
     )
@@ -40,10 +46,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="progress and result as JSON, an object a line"
     )
+    add_runtime_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Read everything, name what is bad; 1 where anything is."""
+    from protocol.errors import ConfigError
+
+    if args.directory is not None and args.model is not None:
+        raise ConfigError("both MODEL and --model were given; one of them is wanted")
+    args.model = args.directory or args.model
+    if args.runtime:
+        from .runtime_check import run_runtime
+
+        return run_runtime(args)
+    if args.model is None:
+        raise ConfigError("no model: give MODEL")
+    if args.tokens is not None:
+        raise ConfigError("--tokens is for --runtime, which was not given")
+    return _read_all(args)
+
+
+def _read_all(args: argparse.Namespace) -> int:
     from compute.options import path
     from expert_daemon.config import default_state_dir
     from protocol.errors import ConfigError

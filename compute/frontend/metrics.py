@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from .answer import Usage
+from .graph_counts import GraphCounts
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
@@ -84,6 +85,8 @@ class Metrics:
         self._compute = Gauge(
             "headrace_compute", "What compute reports of itself.", ("name",), registry=registry
         )
+        self._graphs = GraphCounts()
+        registry.register(self._graphs)
 
     def responded(self, path: str, status: int) -> None:
         """Count an HTTP response; 0 is a client that left before one."""
@@ -123,6 +126,7 @@ class Metrics:
         self._active.set(n_active)
         self._generations.set(n_generations)
         self._joined.set(compute is not None)
+        self._graphs.take(compute or {})
         for name in _COMPUTE_GAUGES:
             value = (compute or {}).get(name)
             if isinstance(value, int | float):

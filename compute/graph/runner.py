@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from compute.experts.device_experts import DeviceExperts
 from compute.model.model import Model
@@ -35,6 +36,7 @@ from .timings import StepTimer
 
 _MOST_HINTS = 64
 _LOG_STEPS = 32  # between two lines of counts
+Launcher = Callable[[tuple[Any, ...], Callable[[], None]], None]
 MODES = ("eager", "layer", "segment", "oracle")
 BY_LAYER = ("eager", "layer")
 SPANNING = ("segment", "oracle")
@@ -170,14 +172,7 @@ class Runner:
         else:
             self._launch_parts(first, end)
         self._experts.report()  # of the token before, while the device runs
-        layer, n_flagged = self._first_flagged(first, end), 0
-        while layer >= 0:
-            n_flagged += 1
-            self._repair(layer, end)
-            again = self._first_flagged(layer, end)
-            if again == layer:
-                raise ShardError(f"layer {layer}: a pick is absent after it was fetched")
-            layer = again
+        n_flagged = self._repair_all(first, end, self._launch)
         if self.mode == "oracle":
             self._compare(first, end)
         if self._tracer is not None:
@@ -192,7 +187,19 @@ class Runner:
         if end == self._config.n_layers:
             step.head()
 
-    def _repair(self, layer: int, end: int) -> None:
+    def _repair_all(self, first: int, end: int, launch: Launcher) -> int:
+        """Wait for a segment's headers and repair it until they are clean; its flagged layers."""
+        layer, n_flagged = self._first_flagged(first, end), 0
+        while layer >= 0:
+            n_flagged += 1
+            self._repair(layer, end, launch)
+            again = self._first_flagged(layer, end)
+            if again == layer:
+                raise ShardError(f"layer {layer}: a pick is absent after it was fetched")
+            layer = again
+        return n_flagged
+
+    def _repair(self, layer: int, end: int, launch: Launcher) -> None:
         """Fetch what a layer misses and run from its experts to the segment's end."""
         absent = self._headers.absent(layer)
         self.counters.misses += 1
@@ -210,11 +217,11 @@ class Runner:
             self._launch_parts(layer, end, attends=False)
             return
         step = self._step
-        self._launch(("experts", layer), partial(step.experts, layer))
+        launch(("experts", layer), partial(step.experts, layer))
         for later in range(layer + 1, end):
-            self._launch(("layer", later), partial(step.layers, later, later + 1))
+            launch(("layer", later), partial(step.layers, later, later + 1))
         if end == self._config.n_layers:
-            self._launch(("head",), step.head)
+            launch(("head",), step.head)
 
     def _launch_parts(self, first: int, end: int, *, attends: bool = True) -> None:
         """Launch layers part by part with marks between, from `first`'s experts if not `attends`.
@@ -267,14 +274,23 @@ class Runner:
 
     def _compare(self, first: int, end: int) -> None:
         """Run the segment once more eagerly; raise ShardError where a bit differs."""
-        step = self._step
-        replayed = step.snapshot(first, end)
+        replayed = self._snapshot(first, end)
         self._whole(first, end)
-        found = step.first_difference(replayed, step.snapshot(first, end))
+        self._repair_all(first, end, _launch_at_once)  # a later miss took an earlier one's slot
+        found = self._step.first_difference(replayed, self._snapshot(first, end))
         if found:
             raise ShardError(
                 f"position {self.sequence.position}: graph and eager launches differ: {found}"
             )
+
+    def _snapshot(self, first: int, end: int) -> list[tuple[str, Tensor]]:
+        """What a segment left, but for the slots in its headers: experts may have moved."""
+        found = self._step.snapshot(first, end)
+        until = 1 + 2 * self._headers.top_k
+        return [
+            (name, tensor[1:until] if name.endswith("its header") else tensor)
+            for name, tensor in found
+        ]
 
     def _check(self, token: int) -> None:
         sequence = self.sequence
@@ -285,3 +301,7 @@ class Runner:
                 f"token id {token} at position {sequence.position}: the vocabulary has "
                 f"{self._config.vocab_size} ids"
             )
+
+
+def _launch_at_once(_key: tuple[Any, ...], launch: Callable[[], None]) -> None:
+    launch()

@@ -115,8 +115,9 @@ class _Report:
         """Return names and values of the moment."""
         running = self._queue.running
         source, prefixes = self._engine.source, self._engine.prefixes
-        welcome = source.client.welcome
-        return {
+        welcome, decoding = source.client.welcome, self._engine.decoding
+        graphs: Values = {} if decoding is None else dict(decoding.values())
+        return graphs | {
             "state": "idle" if running is None else "running",
             "n_waiting": self._queue.n_waiting,
             "n_done": 0 if self._worker is None else self._worker.n_done,

@@ -49,6 +49,7 @@ NOT_RUN = {
     "curl http://127.0.0.1:8080/v1/": "run below, without curl",
     f"headrace bench --model {MODEL}": "tests/compute/commands/bench/test_bench_command.py",
     f"headrace plan --model {MODEL} --bench": "tests/compute/commands/bench/test_bench_command.py",
+    "headrace verify --runtime": "tests/integration/test_verify_runtime.py",
     "sudo apt-get ": "needs root and a package registry; deploy/boot_test.sh does the same",
     "git ": "needs the place where this repository is hosted",
     "sudo headrace/deploy/install.sh": "deploy/boot_test.sh, and tests/deploy/test_installer.py",

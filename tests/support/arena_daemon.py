@@ -5,6 +5,7 @@ Plays `ExpertClient` and the daemon behind it for tests of what runs on a device
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -56,6 +57,7 @@ class ArenaDaemon:
         self._pushed: list[Changes] = []
         self._rows: dict[int, NDArray[np.uint8]] = {}
         self._n_requests = 0
+        self.shuffle: random.Random | None = None  # in its order reads end
         self.events: list[str] = []  # what was asked and told, in order
         self.top_k_batch = config.top_k
         self.max_rows = 64
@@ -91,11 +93,13 @@ class ArenaDaemon:
         self.events.append("miss")
         self.asked.append((layer, tuple(experts), tuple(busy), tuple(hints)))
         own = {int(self.table[layer, expert]) for expert in experts} | set(busy)
-        before, n_read = self.applied, 0
-        for expert in experts:
-            if self.table[layer, expert] < 0:
-                own.add(self._load((layer, expert), avoid=own))
-                n_read += 1
+        before = self.applied
+        absent = [expert for expert in experts if self.table[layer, expert] < 0]
+        if self.shuffle is not None:
+            self.shuffle.shuffle(absent)
+        for expert in absent:
+            own.add(self._load((layer, expert), avoid=own))
+        n_read = len(absent)
         slots = tuple(int(self.table[layer, expert]) for expert in experts)
         changes = self._since(before)
         return SlotChanges(

@@ -46,11 +46,12 @@ HELD_BACK = 40_000_000  # cycles for which the device waits while launches queue
 # Tiles to try: what replaces the constants of kernels/routed_rows_layouts.py, by pairs.
 SWEEP: dict[str, dict[str, Any]] = {
     "as they are": {},
-    "more programs of 32": {"REGISTERS": {32: 128}, "STAGES": {32: 3}},
-    "fewer programs of 64": {"REGISTERS": {64: 255}, "STAGES": {64: 4}},
-    "8 warps for 32": {"WARPS": {32: 8}, "REGISTERS": {32: 128}, "STAGES": {32: 3}},
-    "8 warps for 64": {"WARPS": {64: 8}, "REGISTERS": {64: 255}},
-    "4 warps for 128": {"WARPS": {128: 4}, "STAGES": {128: 3}},
+    "32: 4 warps": {"WARPS": {32: 4}, "STAGES": {32: 3}, "REGISTERS": {32: 120}},
+    "32: 3 stages": {"STAGES": {32: 3}},
+    "64: 4 warps": {"WARPS": {64: 4}, "REGISTERS": {64: 128}},
+    "64: 4 warps, 2 stages": {"WARPS": {64: 4}, "STAGES": {64: 2}, "REGISTERS": {64: 128}},
+    "64: one program": {"STAGES": {64: 4}, "REGISTERS": {64: 255}},
+    "128: 4 warps": {"WARPS": {128: 4}, "STAGES": {128: 3}},
     "64 at least": {"PAIRS": (64, 128)},
     "64 at most": {"PAIRS": (16, 32, 64)},
 }

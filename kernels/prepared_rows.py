@@ -21,7 +21,7 @@ from .round_fp8 import round_groups_to_fp8
 _BLOCKS_A_PROGRAM = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tokens"])
 def _prepared_rows_kernel(
     x, tokens, out, width, n_blocks, BLOCKS: tl.constexpr, GATHERS: tl.constexpr
 ):

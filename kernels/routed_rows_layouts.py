@@ -34,8 +34,8 @@ _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_
 
 PAIRS = (16, 32, 64, 128)  # columns of a tile: a group's rest takes the smallest that holds it
 STAGES = {16: 4, 32: 4, 64: 3, 128: 4}
-WARPS = {16: 4, 32: 4, 64: 4, 128: 8}  # 4 or 8: more share the columns, fewer programs fit
-REGISTERS = {16: 168, 32: 168, 64: 168, 128: 255}
+WARPS = {16: 8, 32: 8, 64: 8, 128: 8}  # 4 or 8: more share columns, fewer programs fit
+REGISTERS = {16: 112, 32: 112, 64: 128, 128: 255}  # nothing spills: two programs fit, or one
 
 _STEP = gl.constexpr(BLOCK)
 _COLUMNS_AT_REST = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
@@ -183,7 +183,8 @@ def _columns_at(x, start, count, PAIRS: gl.constexpr, STRIDE: gl.constexpr, WORD
     return x + start.to(gl.int64) * STRIDE + (pair * STRIDE + channel), pair < count
 
 
-@gluon.jit
+# Parts of tensors come, at any place: each alignment would be compiled anew.
+@gluon.jit(do_not_specialize=["n_groups"], do_not_specialize_on_alignment=["tiles", "weights"])
 def _rows_gate_up_kernel(
     x, weights, tiles, pointers, activated, n_groups, limit,
     GATE_SCALE: gl.constexpr, UP_SCALE: gl.constexpr, GROUPS: gl.constexpr,
@@ -231,7 +232,7 @@ def _store_part(parts, value, start, count, first_row, HIDDEN: gl.constexpr, PAI
     gl.store(parts + at, value.to(parts.dtype.element_ty), mask=inside)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["n_groups"], do_not_specialize_on_alignment=["tiles"])
 def _rows_down_kernel(
     x, tiles, pointers, parts, n_groups,
     DOWN_SCALE: gl.constexpr, GROUPS: gl.constexpr, HIDDEN: gl.constexpr,

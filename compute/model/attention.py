@@ -89,7 +89,8 @@ class Attention:
         return window
 
     def _compress_and_select(self, step: Step, x: Tensor, qr: Tensor, turns: Tensor) -> None:
-        x = x.float()
+        if not x.is_cuda:  # there bf16 rows take tensor cores; here both sites share the cast
+            x = x.float()
         if self.compressor is not None:
             self.compressor(step, x)
         if self.indexer is not None:

@@ -40,7 +40,7 @@ class Compressor:
         self.rotary = rotary
 
     def __call__(self, step: Step, x: Tensor) -> None:
-        """Append the groups that close within the step. x [T, H] f32, not rounded."""
+        """Append the groups that close within the step. x [T, H], not rounded."""
         pooled = self._pool(step, linear(x, self.weights.kv_gate, torch.float32))
         n_groups = len(pooled)
         if n_groups == 0:

@@ -47,7 +47,7 @@ class Indexer:
         self.uses_candidates = layer > config.candidate_source_layer >= 0
 
     def __call__(self, step: Step, x: Tensor, qr: Tensor, turns: Tensor) -> Selection:
-        """Choose the rows of each query. x [T, H] f32, qr [T, q rank] f32 rounded, turns [T, r/2].
+        """Choose the rows of each query. x [T, H], qr [T, q rank] f32 rounded, turns [T, r/2].
 
         Scores are not needed where all visible rows are selected and no block is left out.
         """

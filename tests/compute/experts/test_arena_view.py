@@ -71,3 +71,19 @@ def test_a_layer_of_other_formats_has_its_own_views_of_a_slot() -> None:
     assert corners == [0, 64, 128]
     assert second.gate_scale.numel() == 0
     assert [tuple(piece.shape) for piece in views.matrices(0, 1)] == list(SHAPES)
+
+
+@pytest.mark.gpu
+def test_a_copy_on_a_gpu_is_complete_and_hides_what_comes_after() -> None:
+    writable, read_only = _mapping()
+    device = torch.device("cuda")
+    views = ExpertViews(ArenaView(read_only, LAYOUT), (LAYER, SMALLER), device)
+    start = LAYOUT.slot_offset(2) + 256 * 4
+    torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    found = []
+    for turn in range(20):
+        writable[start : start + 64] = bytes([turn] * 64)
+        found.append(views.matrices(0, 2).down)
+        writable[start : start + 64] = bytes([255] * 64)
+    for turn, down in enumerate(found):
+        assert (down == turn).all()

@@ -111,3 +111,14 @@ def test_on_a_gpu_windows_change_no_bit(most: int, monkeypatch: pytest.MonkeyPat
     wanted = logits_on("cuda", "highway", ids, [200])
     monkeypatch.setattr(routed_chunk, "MOST_COPIES", most)
     assert torch.equal(logits_on("cuda", "highway", ids, [200]), wanted)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_chunks_of_eight_may_go_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = some_ids(24)
+    wanted = logits_on("cuda", "highway", ids, [8, 8, 8])
+    monkeypatch.setattr(routed_chunk, "GEMV_TOKENS", 8)
+    found = logits_on("cuda", "highway", ids, [8, 8, 8])
+    assert float((found.argmax(1) == wanted.argmax(1)).float().mean()) >= 0.95
+    near = (found - wanted).abs().amax(1) < 0.3 * wanted.std()
+    assert float(near.float().mean()) >= 0.95

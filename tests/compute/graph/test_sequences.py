@@ -1,0 +1,214 @@
+"""Several sequences, pointers that change under the graphs, captures that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compute.experts.request_io import Waiting
+from compute.graph.hashes import Tracer
+from compute.graph.recording import Launch, Recorder
+from compute.graph.runner import Runner
+from compute.model.sequence import Sequence
+from protocol.errors import CaptureError, DaemonLost
+from tests.support.arena_daemon import ArenaDaemon
+from tests.support.decode_rig import (
+    CONTEXT,
+    Rig,
+    beside,
+    close_rigs,
+    demo,
+    demo_model,
+    make_experts,
+    make_rig,
+)
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+PROMPTS = [[3, 911, 17, 2045, 88], [640, 1201, 5]]
+
+
+@pytest.fixture(autouse=True)
+def _rigs_are_closed() -> Iterator[None]:
+    yield
+    close_rigs()
+
+
+def greedy(made: Rig, n: int, token: int = 42) -> list[int]:
+    ids = []
+    for _ in range(n):
+        made.runner.step(token)
+        token = made.runner.likeliest()
+        ids.append(token)
+    return ids
+
+
+def layer_hashes(lines: list[str]) -> dict[tuple[str, str], list[str]]:
+    """By position and last layer: the hashes."""
+    split = [line.split() for line in lines]
+    return {(words[1], words[3].partition("..")[2]): words[4:] for words in split}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mode", ["layer", "segment"])
+@pytest.mark.parametrize("n_slots", [256, 60])
+def test_two_sequences_in_turn_are_as_each_of_them_alone(
+    device: str, mode: str, n_slots: int
+) -> None:
+    alone: list[dict[tuple[str, str], list[str]]] = []
+    wanted: list[list[int]] = []
+    for prompt in PROMPTS:
+        lines: list[str] = []
+        eager = make_rig(device, mode="eager", tracer=Tracer(lines.append))
+        eager.prefill(prompt)
+        wanted.append(greedy(eager, 8))
+        alone.append(layer_hashes(lines))
+    traces: list[list[str]] = [[], []]
+    first = make_rig(
+        device, mode=mode, n_slots=n_slots, n_device=20, tracer=Tracer(traces[0].append)
+    )
+    rigs = [first, beside(first, mode=mode, tracer=Tracer(traces[1].append))]
+    for made, prompt in zip(rigs, PROMPTS, strict=True):
+        made.prefill(prompt)
+    found: list[list[int]] = [[], []]
+    for _ in range(8):
+        for made, ids in zip(rigs, found, strict=True):
+            ids += greedy(made, 1, ids[-1] if ids else 42)
+    assert found == wanted
+    for trace, hashes in zip(traces, alone, strict=True):
+        own = layer_hashes(trace)
+        assert own == {place: hashes[place] for place in own}
+    assert all(made.runner.counters.replays for made in rigs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_memory_given_from_sequence_to_sequence_shows_none_of_the_last_one(
+    device: str,
+) -> None:
+    made = make_rig(device, mode="segment")
+    for _ in range(2):
+        for prompt in PROMPTS:
+            made.runner.finish()
+            made.runner.sequence.reset()
+            fresh = make_rig(device, mode="eager")
+            for one in (made, fresh):
+                one.prefill(prompt)
+            assert greedy(made, 4) == greedy(fresh, 4)
+            pairs = zip(made.state(), fresh.state(), strict=True)
+            assert all(np.array_equal(left, right) for left, right in pairs)
+    assert made.runner.counters.recaptures == 0
+
+
+@pytest.mark.parametrize("what", ["the sequence", "the arena"])
+def test_a_pointer_that_changed_has_every_graph_captured_anew(what: str) -> None:
+    made, plain = make_rig(mode="segment"), make_rig(mode="eager")
+    for one in (made, plain):
+        one.prefill(PROMPTS[0])
+    ids = greedy(made, 3)
+    counters = made.runner.counters
+    n_recorded, n_captures = len(made.runner._recorder._recordings), counters.captures
+    if what == "the sequence":
+        made.runner.sequence.windows[3] = made.runner.sequence.windows[3].clone()
+    else:
+        made.experts.places.addresses = made.experts.places.addresses.clone()
+    ids += greedy(made, 3, ids[-1])
+    assert counters.reasons == {what: n_recorded}
+    assert counters.recaptures == n_recorded
+    assert counters.captures > n_captures
+    if what == "the arena":
+        assert ids == greedy(plain, 6)
+
+
+class Heir:
+    """A client whose daemon dies in a request; the next one has another arena."""
+
+    def __init__(self, first: ArenaDaemon, second: ArenaDaemon) -> None:
+        self.__dict__.update(now=first, after=second, dies=False)
+        second.welcome = self._renamed(second)
+
+    @staticmethod
+    def _renamed(daemon: ArenaDaemon) -> Any:
+        from dataclasses import replace
+
+        return replace(daemon.welcome, arena_id=b"b" * 16)
+
+    def miss(self, *args: Any, **more: Any) -> Any:
+        if self.dies:
+            raise DaemonLost("it was killed")
+        return self.now.miss(*args, **more)
+
+    def reconnect(self, timeout_ms: int) -> None:
+        self.__dict__.update(now=self.after, dies=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["now"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__:
+            self.__dict__[name] = value
+        else:
+            setattr(self.now, name, value)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("boundaries", ["auto", "whole"])
+@pytest.mark.parametrize("n_slots", [256, 90])
+def test_an_arena_that_changes_within_a_step_is_not_read_through_old_graphs(
+    device: str, boundaries: str, n_slots: int
+) -> None:
+    eager = make_rig(device, mode="eager")
+    model = demo_model(device)
+    heir = Heir(ArenaDaemon(demo(), 120, full=False), ArenaDaemon(demo(), n_slots, full=False))
+    experts = make_experts(heir, demo(), 0, model.device)  # type: ignore[arg-type]
+    experts.waiting = Waiting(daemon_wait_s=5)
+    sequence = Sequence(model.config, CONTEXT, model.device, model.precision)
+    runner = Runner(model, sequence, experts, mode="segment", boundaries=boundaries)
+    made = Rig(model, heir.now, experts, runner)
+    for one in (eager, made):
+        one.prefill(PROMPTS[0])
+    ids = greedy(made, 12)
+    heir.dies = True
+    ids += greedy(made, 12, ids[-1])
+    assert not heir.dies
+    assert ids == greedy(eager, 24)
+    assert runner.counters.recaptures > 0
+    assert "the arena" in runner.counters.reasons
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mode", ["layer", "segment", "oracle"])
+@pytest.mark.parametrize("n_before", [0, 1])
+def test_a_capture_that_fails_costs_graphs_and_no_token(
+    device: str,
+    mode: str,
+    n_before: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    captured, calls = Recorder._captured, []
+
+    def failing(recorder: Recorder, launch: Launch) -> Launch:
+        calls.append(1)
+        if len(calls) > n_before:
+            raise CaptureError("out of memory")
+        return captured(recorder, launch)
+
+    monkeypatch.setattr(Recorder, "_captured", failing)
+    eager, made = make_rig(device, mode="eager"), make_rig(device, mode=mode)
+    for one in (eager, made):
+        one.prefill(PROMPTS[0])
+    assert greedy(made, 6) == greedy(eager, 6)
+    pairs = zip(made.state(), eager.state(), strict=True)
+    assert all(np.array_equal(left, right) for left, right in pairs)
+    counters = made.runner.counters
+    assert (counters.failures, len(calls)) == (1, n_before + 1)
+    assert len(caplog.records) == 1
+    if mode == "layer":
+        assert made.runner.mode == "layer"
+        assert counters.replays == 5 * n_before
+    else:
+        assert made.runner.mode == "eager"
+        assert counters.replays == 0

@@ -127,13 +127,7 @@ class Heir:
 
     def __init__(self, first: ArenaDaemon, second: ArenaDaemon) -> None:
         self.__dict__.update(now=first, after=second, dies=False)
-        second.welcome = self._renamed(second)
-
-    @staticmethod
-    def _renamed(daemon: ArenaDaemon) -> Any:
-        from dataclasses import replace
-
-        return replace(daemon.welcome, arena_id=b"b" * 16)
+        second.welcome = replace(second.welcome, arena_id=b"b" * 16)
 
     def miss(self, *args: Any, **more: Any) -> Any:
         if self.dies:

@@ -79,7 +79,7 @@ def test_a_copy_on_a_gpu_is_complete_and_hides_what_comes_after() -> None:
     device = torch.device("cuda")
     views = ExpertViews(ArenaView(read_only, LAYOUT), (LAYER, SMALLER), device)
     start = LAYOUT.slot_offset(2) + 256 * 4
-    torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    torch.cuda._sleep(20_000_000)
     found = []
     for turn in range(20):
         writable[start : start + 64] = bytes([turn] * 64)

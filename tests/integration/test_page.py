@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from compute.frontend.http.page import PAGE_FILES, POLICY
-from tests.support.chromium import PROGRAM, Browser, browser
+from tests.support.chromium import WHY_NONE, Browser, browser
 from tests.support.serving import Serving, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "compute" / "frontend" / "page"
 N_KEYS = 8 * 32
-in_a_browser = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed")
+in_a_browser = pytest.mark.skipif(bool(WHY_NONE), reason=WHY_NONE)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_the_page_needs_no_token_and_what_it_shows_does(tmp_path: Path) -> None:
             PAGE_FILES, 200
         )
         assert served.ask("/v1/headrace/state").status == 401
-        if PROGRAM is not None:
+        if not WHY_NONE:
             with browser() as page:
                 page.open(served.url)
                 page.until("!document.querySelector('#token')?.hidden")

@@ -25,6 +25,22 @@ _FLAGS = (
 )
 
 
+def _why_none() -> str:
+    if PROGRAM is None:
+        return "no Chromium is installed"
+    command = [PROGRAM, "--version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"Chromium does not start: {error}"
+    if done.returncode:
+        return f"Chromium does not start: {done.stderr.strip() or done.returncode}"
+    return ""
+
+
+WHY_NONE = _why_none()  # why no page can be looked at; empty where one can
+
+
 class Browser:
     """One tab. `said` holds what the page logged, its errors and refused loads among it."""
 

@@ -102,6 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     from protocol.errors import ConfigError, HeadraceError
 
+    if not arguments:
+        build_parser(()).print_help(sys.stderr)
+        return 2
     args = _parsed(arguments)
     try:
         _refuse_empty(args, arguments)

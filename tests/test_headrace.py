@@ -50,6 +50,13 @@ def test_help_names_every_command_and_imports_none() -> None:
     assert all(command in shown for command in headrace.COMMANDS)
 
 
+def test_without_a_command_the_commands_are_named() -> None:
+    done = _run()
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert all(f"\n    {command} " in done.stderr for command in headrace.COMMANDS)
+
+
 @pytest.mark.parametrize("command", sorted(headrace.COMMANDS))
 def test_each_commands_flags_load_without_torch(command: str) -> None:
     code = (

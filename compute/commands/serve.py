@@ -152,6 +152,11 @@ def _runtime_dir(config: ComputeConfig) -> Iterator[Path]:
     try:
         prepare_directory(place.runtime_dir)
         RuntimePaths.of_compute(place.runtime_dir)
+        if place.private:  # nothing else would find it
+            sys.stderr.write(
+                f"runtime directory of this server: {place.runtime_dir}; other commands, such as "
+                f"headrace cache, want it as --runtime-dir\n"
+            )
         yield place.runtime_dir
     finally:
         if place.private:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from protocol.errors import ConfigError
+from protocol.runtime_dir import default_runtime_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,3 +53,22 @@ def test_a_port_that_is_taken_ends_it_with_the_frontends_words(runtime_dir: Path
     assert f"127.0.0.1 port {port}: cannot be bound: Address already in use" in done.stderr
     assert "headrace: the frontend did not start" in done.stderr
     assert not list(runtime_dir.glob("serve-*"))
+
+
+def test_a_directory_that_nobody_else_would_find_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "headrace.py"), "serve", "--port", "0"]
+    command += ["--state-dir", str(tmp_path / "state")]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
+    environment.pop("XDG_RUNTIME_DIR", None)
+    with contextlib.suppress(ConfigError):
+        default_runtime_dir(environment)
+        pytest.skip("this machine has a /run/headrace of ours")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True) as served:
+        assert served.stderr is not None
+        line = served.stderr.readline()
+        served.stderr.readline()  # a child's: by then a signal is heeded
+        served.send_signal(signal.SIGTERM)
+        served.communicate(timeout=60)
+    found = re.match(r"runtime directory of this server: (\S+);.* --runtime-dir$", line)
+    assert found, line
+    assert not Path(found[1]).exists()

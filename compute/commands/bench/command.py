@@ -114,6 +114,9 @@ def _settings_facts(config: ComputeConfig, settings: Settings) -> dict[str, Any]
         "precision": config.precision,
         "device": config.device,
         "chunk": config.chunk,
+        "graph": config.graph,
+        "segments": config.segments,
+        "device_cache": config.device_cache,
         "arena_bytes": config.arena,
         "read_threads": config.read_threads,
     }
@@ -166,6 +169,7 @@ def _comparison_lines(found: dict[str, Any] | None) -> list[str]:
             f"{ratios['decode_tokens_per_second']:.2f}, hits "
             f"{100 * ratios['hit_rate_difference']:+.1f} points"
         )
-    for fact, (theirs, ours) in found["differences"].items():
+    for fact, sides in found["differences"].items():
+        theirs, ours = ("not given" if side in (None, "") else side for side in sides)
         lines.append(f"  {fact} differs: {theirs} there, {ours} here")
     return lines

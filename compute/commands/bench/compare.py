@@ -10,6 +10,7 @@ from .report import KINDS
 
 _COMPARED = ("first_token_s", "prefill_tokens_per_second", "decode_tokens_per_second")
 _MUST_AGREE = ("prompt_tokens", "new_tokens", "precision", "chunk")
+_SETTINGS_TOLD = ("device", "arena_bytes", "graph", "segments", "device_cache")
 _TOLD = ("cpu", "cores", "memory_bytes", "gpus", "file_system", "torch", "headrace")
 
 
@@ -40,13 +41,13 @@ def compare(ours: dict[str, Any], other: dict[str, Any], name: str) -> dict[str,
         }
         ratios[kind]["hit_rate_difference"] = ours[kind]["hit_rate"] - other[kind]["hit_rate"]
     differences = {
-        fact: [other["machine"][fact], ours["machine"][fact]]
+        fact: [other["machine"].get(fact), ours["machine"].get(fact)]
         for fact in _TOLD
         if other["machine"].get(fact) != ours["machine"].get(fact)
     }
-    if ours["settings"]["arena_bytes"] != other["settings"]["arena_bytes"]:
-        differences["arena_bytes"] = [
-            other["settings"]["arena_bytes"],
-            ours["settings"]["arena_bytes"],
-        ]
+    differences |= {
+        setting: [other["settings"].get(setting), ours["settings"].get(setting)]
+        for setting in _SETTINGS_TOLD
+        if other["settings"].get(setting) != ours["settings"].get(setting)
+    }
     return {"other": name, "ratios": ratios, "differences": differences}

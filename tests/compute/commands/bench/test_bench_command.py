@@ -93,6 +93,20 @@ def test_another_machine_is_told(report: Path):
     assert found["differences"] == {"cpu": ["another", ours["machine"]["cpu"]]}
 
 
+def test_another_arena_and_another_way_to_launch_are_told(
+    report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    other = read_report(report)
+    other["settings"] |= {"arena_bytes": 3 << 20, "graph": "segment", "device_cache": 0}
+    theirs = tmp_path / "other.json"
+    theirs.write_text(json.dumps(other))
+    assert headrace.main(["bench", "--from", str(report), "--compare", str(theirs)]) == 0
+    told = capsys.readouterr().out
+    assert "arena_bytes differs: 3145728 there, not given here" in told
+    assert "graph differs: segment there, auto here" in told
+    assert "device_cache differs: 0 there, not given here" in told
+
+
 def test_no_piece_of_a_text_comes_twice():
     settings = Settings(prompt_tokens=2, new_tokens=2, repeats=2, warm_ups=1, seed=7)
     texts = Texts("".join(chr(0x4E00 + place) for place in range(16 * 5)), settings)

@@ -45,6 +45,7 @@ UNSET = {
     "state_dir": "$STATE_DIRECTORY, else $XDG_STATE_HOME/headrace, else ~/.local/state/headrace",
     "arena": "the daemon's own",
     "read_threads": "the daemon's own",
+    "device_cache": "what the GPU has left",
 }
 
 

@@ -18,7 +18,7 @@ BYTES = 3 * (MATRIX + SCALES)
 _BLOCK, _PROGRAMS = 4096, 132 * 4
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _read_kernel(address: Any, out: Any, n_words: Any, BLOCK: tl.constexpr) -> None:
     words = tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
     total = tl.zeros([BLOCK], tl.int32)

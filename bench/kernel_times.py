@@ -32,7 +32,7 @@ def kernel_times(launch: Callable[[], None], replays: int = 5) -> dict[str, Any]
     spans = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in found.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type.name == "CUDA"
     )
     calls: dict[str, list[float]] = defaultdict(list)
     for start, end, name in spans:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,7 @@ def parts(step: DecodeStep, repeats: int) -> dict[str, float]:
     found = {}
     for name, layer in kinds.items():
         if layer < config.n_layers:
-            call: Callable[[], None] = lambda at=layer: step.attention(at)  # noqa: E731
+            call = partial(step.attention, layer)
             found[f"attention_{name}_us"] = seconds(call, repeats, copies=4) * 1e6
     last = config.n_layers - 1
     found["experts_us"] = seconds(lambda: step.experts(last), repeats, copies=4) * 1e6

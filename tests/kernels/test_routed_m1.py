@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -46,7 +48,7 @@ def on_the_cpu(slots: Tensor, pointers: Tensor) -> tuple[Tensor, Tensor]:
     return host, pointers.cpu() - slots.data_ptr() + host.data_ptr()
 
 
-def body(device: str, *, plain: bool = False) -> dict[str, bool]:
+def body(device: str, *, plain: bool = False) -> dict[str, Any]:
     return {"plain": plain} if device == "cuda" else {}
 
 

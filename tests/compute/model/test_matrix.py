@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compute.model.matrix import MAX_ROWS, StoredMatrix, grouped_linear, linear
-from kernels.formats import FORMATS
+from kernels.formats import QUANTISERS
 
 
 def stored(kind: str, n: int, k: int, groups: int = 1) -> StoredMatrix:
@@ -19,7 +19,7 @@ def stored(kind: str, n: int, k: int, groups: int = 1) -> StoredMatrix:
     values = torch.randn(n, k, generator=generator)
     if kind == "BF16":
         return StoredMatrix(values.bfloat16(), None, kind, k, groups)
-    return StoredMatrix(FORMATS[kind].quantise(values).view(n, -1), None, kind, k, groups)
+    return StoredMatrix(QUANTISERS[kind](values).view(n, -1), None, kind, k, groups)
 
 
 @pytest.mark.parametrize("kind", ["F8_E4M3", "BF16", "Q8_0"])

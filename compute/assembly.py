@@ -37,6 +37,7 @@ def make_engine(
     """Return the engine for a connected client. Raises ConfigError."""
     context, mode = find_context(checkpoint, config), find_mode(checkpoint, config, model)
     if mode == "plain":
+        _refuse_without_launches(config)
         source = MissClient(client, expert_shapes(checkpoint), waiting, model.device)
         return Engine(model, source, context=context, chunk=config.chunk, prefixes=prefixes)
     # Triton takes long to import, and torch's operators do without it.
@@ -48,6 +49,7 @@ def make_engine(
         log=_to_stderr if config.graph_log else None,
         trace=_to_stderr if config.trace_hash else None,
         timings=_to_stderr if config.timings else None,
+        checks=config.check_routes,
     )
     n_device = find_device_slots(checkpoint, config, model.device)
     experts = make_experts(checkpoint, client, waiting, n_device, model.device)
@@ -115,6 +117,15 @@ def find_mode(checkpoint: Checkpoint, config: ComputeConfig, model: Model) -> st
         raise ConfigError(f"--graph {asked}: {reason}")
     _LOG.warning("tokens go by torch's operators, slowly: %s", reason)
     return "plain"
+
+
+def _refuse_without_launches(config: ComputeConfig) -> None:
+    """Raise ConfigError for settings that torch's operators cannot honour."""
+    if config.check_routes:
+        raise ConfigError(
+            "--check-routes: tokens go by torch's operators here; "
+            "wanted --graph eager, layer, segment or oracle, and a model that they take"
+        )
 
 
 def find_device_cache(config: ComputeConfig, device: torch.device) -> int:

@@ -62,6 +62,7 @@ class ComputeConfig:
     graph_log: bool = False  # print running counts and a line a miss
     trace_hash: bool = False  # print the hashes of every segment's streams
     timings: bool = False  # print where each token's time went
+    check_routes: bool = False  # compare every layer's routing with the host's
     vendor_decode_defect: bool = False  # reproduce the vendor's shared-key defect in decode
     max_tokens: int = 256  # new tokens of a request
     temperature: float = 1.0  # 0: greedy
@@ -108,6 +109,7 @@ COMPUTE_OPTIONS = {
     "graph_log": Option(switch, None, "print counts of graphs, and a line a miss"),
     "trace_hash": Option(switch, None, "print hashes of the streams after every segment"),
     "timings": Option(switch, None, "print where each token's time went, part by part"),
+    "check_routes": Option(switch, None, "hold every layer's routing to the host's; slow"),
     "vendor_decode_defect": Option(switch, None, "reproduce the vendor's defect in decode"),
     "max_tokens": Option(count(0, 2**24), "N", "new tokens at most"),
     "temperature": Option(number(0, 100), "T", "0 takes the likeliest token each time"),
@@ -132,6 +134,7 @@ MODEL_OPTIONS = (
     "graph_log",
     "trace_hash",
     "timings",
+    "check_routes",
     "vendor_decode_defect",
 )
 DAEMON_OPTIONS = ("arena", "read_threads", "runtime_dir", "state_dir", "daemon_wait_s")

@@ -3,7 +3,8 @@
 Owns the device's slot table, the addresses of all slots and the memory of the device cache.
 Invariants: the device's table is derived, never edited: the device slot of a key, else `n_device`
 + its arena slot, else -1; it changes between launches alone, on the CUDA stream that launches, and
-only by the triples that `push` takes. Source: DESIGN.md, section 2.
+only by the triples that `push` takes; `host_table` and `host_addresses` are what the next launch
+finds. Source: DESIGN.md, section 2.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ class ExpertTiers:
         ]
         self.offsets = [(p.offsets[0], p.offsets[2], p.offsets[4]) for p in pieces]
         self.table = torch.full((len(pieces), n_experts), -1, dtype=torch.int32, device=device)
+        self.host_table = np.full((len(pieces), n_experts), -1, np.int32)
         self.cache = torch.empty((n_device, slot_bytes), dtype=torch.uint8, device=device)
         self.addresses = torch.zeros(0, dtype=torch.int64, device=device)
+        self.host_addresses = np.zeros(0, np.int64)
         self._n_arena = 0
 
     def set_arena(self, starts: NDArray[np.int64]) -> bool:
@@ -63,12 +66,13 @@ class ExpertTiers:
         The tensor stays where it is as long as the number of slots does.
         """
         own = self.cache.data_ptr() + np.arange(self.n_device, dtype=np.int64) * self.slot_bytes
-        every = torch.from_numpy(np.concatenate([own, starts]))
+        self.host_addresses = np.concatenate([own, starts])
+        every = torch.from_numpy(self.host_addresses)
         self._n_arena = len(starts)
         if self.addresses.shape == every.shape:
             self.addresses.copy_(every)
             return False
-        self.addresses = every.to(self.device)
+        self.addresses = every.to(self.device, copy=True)
         return True
 
     def entry(self, device_slot: int, arena_slot: int) -> int:
@@ -93,10 +97,13 @@ class ExpertTiers:
         if self.device.type == "cuda":
             host = host.pin_memory().to(self.device, non_blocking=True)
         update_slots(self.table, host, n_slots)
+        for layer, expert, slot in triples:
+            self.host_table[layer, expert] = slot
 
     def replace(self, table: NDArray[np.int32]) -> None:
         """Set the whole table [n_layers, n_experts]."""
-        self.table.copy_(torch.from_numpy(np.ascontiguousarray(table)))
+        self.host_table[:] = table
+        self.table.copy_(torch.from_numpy(self.host_table))
 
 
 def expert_shape(pieces: PieceShapes, formats: tuple[str, str, str]) -> Fp4Shape | BlockShape:

@@ -15,6 +15,8 @@ GRAPH_COUNTS = {
     "recaptures": "Graphs thrown away, since what they bake in had changed.",
     "misses": "Layers that ran again since a pick was absent.",
     "failures": "Captures that failed.",
+    "routes_checked": "Routing decisions of layers compared with the host's, by --check-routes.",
+    "hints": "Absent experts foreseen by --lookahead and told to the daemon.",
 }
 
 

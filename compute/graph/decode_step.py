@@ -18,6 +18,7 @@ from compute.model.model import Model
 from compute.model.sequence import Sequence
 from kernels.hc_collapse import hc_collapse_norm
 from kernels.likeliest import likeliest
+from kernels.reference.route_m1 import MAX_EXPERTS, MAX_TOP_K
 
 from .attention_step import AttentionStep
 from .engram_step import EngramStep
@@ -148,8 +149,9 @@ def supports(model: Model) -> str:
     config = model.config
     if model.precision.value == "unrounded":
         return "precision unrounded has no kernels for the experts"
-    if config.n_experts > 1024 or config.top_k > 16:
-        return f"routing {config.top_k} of {config.n_experts} experts: 16 of 1024 at most"
+    if config.n_experts > MAX_EXPERTS or config.top_k > MAX_TOP_K:
+        limits = f"{MAX_TOP_K} of {MAX_EXPERTS} at most"
+        return f"routing {config.top_k} of {config.n_experts} experts: {limits}"
     if config.hidden_size % 32 or config.expert_width % 32:
         return f"widths {config.hidden_size} and {config.expert_width} are no multiples of 32"
     if model.numerics.activation not in {torch.bfloat16, torch.float32}:

@@ -31,6 +31,7 @@ class GraphSettings:
     log: Callable[[str], None] | None = None  # takes running counts and a line a miss
     trace: Callable[[str], None] | None = None  # takes the hashes of every segment
     timings: Callable[[str], None] | None = None  # takes a line a token
+    checks: bool = False  # whether every layer's routing is compared with the host's
 
 
 class Decoding:
@@ -51,6 +52,7 @@ class Decoding:
             tracer=tracer,
             timer=timer,
             log=settings.log,
+            checks=settings.checks,
         )
 
     @property

@@ -87,21 +87,29 @@ class ExpertsStep:
         )  # fmt: skip
         with self._sharing.fork():
             self._share(moe)
-        parts = self._route(layer, moe)
+        parts, pointers = self._route(layer, moe)
         self._sharing.join()
         self._mixing.join()
-        present = b.pointers[2] if parts.dim() == 2 else None
+        present = pointers[2] if parts.dim() == 2 else None
         hc_expand(
             parts if parts.dim() == 2 else parts.view(1, -1), streams, b.post, b.comb,
             present=present, shared=self._shared, dtype=self._dtype, out=out,
         )  # fmt: skip
 
-    def _route(self, layer: int, moe: MoeWeights) -> Tensor:
-        """Return what each expert gave [K, H], or on the CPU their sum [H]."""
+    def _route(self, layer: int, moe: MoeWeights) -> tuple[Tensor, Tensor]:
+        """Return what each expert gave [K, H], or on the CPU their sum [H]; and the pointers."""
         b, config, tiers = self._buffers, self._config, self._tiers
         shape = tiers.shapes[layer]
+        logits, pointers, weights = None, b.pointers, b.weights
+        if b.routes is not None:
+            kept = b.routes
+            logits, pointers, weights = (
+                kept.logits[layer],
+                kept.pointers[layer],
+                kept.weights[layer],
+            )
         route_m1(
-            product(b.row, moe.router),
+            product(b.row, moe.router, out=logits),
             moe.bias,
             tiers.table[layer],
             tiers.addresses,
@@ -109,14 +117,15 @@ class ExpertsStep:
             top_k=config.top_k,
             routed_scale=config.routed_scale,
             header=b.headers[layer],
-            pointers=b.pointers,
-            weights=b.weights,
+            pointers=pointers,
+            weights=weights,
         )
-        return routed_m1(
-            b.row, b.pointers, b.weights, shape, config.swiglu_limit,
+        parts = routed_m1(
+            b.row, pointers, weights, shape, config.swiglu_limit,
             dtype=self._dtype, buffers=self._routed[shape], sums=False,
             row_given=self._planes(layer) is not None,
         )  # fmt: skip
+        return parts, pointers
 
     def _planes(self, layer: int) -> Planes | None:
         """Where fp4 experts find their row; None where the kernel for them rounds it itself."""

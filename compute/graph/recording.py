@@ -30,6 +30,8 @@ class GraphCounters:
     recaptures: int = 0  # recordings thrown away: their pointers had changed
     misses: int = 0  # layers that ran again because a pick was absent
     failures: int = 0  # captures that failed
+    routes_checked: int = 0  # decisions of routers compared with the host's, one a layer
+    hints: int = 0  # experts foreseen and told to the daemon
     reasons: dict[str, int] = field(default_factory=dict)  # of recaptures: what had changed
 
     @property
@@ -44,6 +46,8 @@ class GraphCounters:
             f"graphs: {self.launches} launches, {self.replays} replays, {self.eager} eager, "
             f"{self.misses} layers repeated, {self.captures} captures, {self.recaptures} recaptures"
             f"{f' ({changed})' if changed else ''}, {self.failures} failures"
+            f"{f', {self.routes_checked} routes checked' if self.routes_checked else ''}"
+            f"{f', {self.hints} hints' if self.hints else ''}"
         )
 
     def values(self) -> dict[str, int]:
@@ -56,6 +60,8 @@ class GraphCounters:
             "recaptures": self.recaptures,
             "misses": self.misses,
             "failures": self.failures,
+            "routes_checked": self.routes_checked,
+            "hints": self.hints,
         }
 
 

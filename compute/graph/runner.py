@@ -30,6 +30,7 @@ from .decode_step import DecodeStep
 from .hashes import Trace
 from .headers import Headers
 from .recording import GraphCounters, Recorder
+from .route_check import RouteCheck
 from .row_feed import RowFeed
 from .segments import Boundaries, MissRate, Segment, flagged
 from .timings import StepTimer
@@ -51,6 +52,7 @@ class Runner:
     tracer      is shown the streams at the end of every segment
     timer       measures parts, which are then launched one by one
     log         takes running counts and a line a miss
+    checks      whether every layer's routing is compared with the host's
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Runner:
         tracer: Trace | None = None,
         timer: StepTimer | None = None,
         log: Callable[[str], None] | None = None,
+        checks: bool = False,
     ) -> None:
         config = self._config = model.config
         self.mode = mode
@@ -76,6 +79,11 @@ class Runner:
         self._rate = MissRate(self._boundaries)
         self._headers = Headers(self._step.buffers.headers, config.n_experts)
         self._rows = RowFeed(model.hash, experts, self._step.engram)
+        self._check_routes: RouteCheck | None = None
+        if checks:
+            self._check_routes = RouteCheck(
+                model, self._step.buffers, experts.places, self.counters
+            )
         self._tracer = tracer
         self._timer = timer
         self._log = log
@@ -152,6 +160,8 @@ class Runner:
         self._step.begin()
         if self._timer is not None:
             self._timer.finish()
+        if self._log is not None and self._check_routes is not None and self._steps:
+            self._log(self.counters.line())
 
     # parts of a step
 
@@ -262,6 +272,8 @@ class Runner:
         else:
             with self._timer.waiting():
                 self._wait()
+        if self._check_routes is not None:
+            self._check_routes.check(self.sequence.position, first, end)
         return flagged(self._headers.n_absent(first, end), first)
 
     def _wait(self) -> None:

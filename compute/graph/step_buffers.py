@@ -7,6 +7,8 @@ without anything having been saved for it. Owned by one DecodeStep; used on its 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,25 @@ from compute.model.precision import Numerics
 from protocol.files.model_config import ModelConfig
 
 FIRST_REACH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRecord:
+    """What the routers of all layers read and left, kept for the check of them."""
+
+    logits: Tensor  # [n_layers, 1, E] f32
+    pointers: Tensor  # [n_layers, 3, K] i64
+    weights: Tensor  # [n_layers, K] f32
+
+    @classmethod
+    def new(cls, config: ModelConfig, device: torch.device) -> RouteRecord:
+        """Return one for a model."""
+        n, top_k = config.n_layers, config.top_k
+        return cls(
+            torch.zeros((n, 1, config.n_experts), dtype=torch.float32, device=device),
+            torch.zeros((n, 3, top_k), dtype=torch.int64, device=device),
+            torch.zeros((n, top_k), dtype=torch.float32, device=device),
+        )
 
 
 class StepBuffers:
@@ -48,6 +69,7 @@ class StepBuffers:
         )
         self.pointers = torch.zeros((3, config.top_k), dtype=torch.int64, device=device)
         self.weights = f32(config.top_k)
+        self.routes: RouteRecord | None = None  # made by who checks them
         self.selections = {
             source: torch.full((1, config.index_top_k), -1, dtype=torch.int32, device=device)
             for source in config.index_source_layers

@@ -1,4 +1,8 @@
-"""A checkpoint with experts and Engram rows of the released sizes, of random bytes, for benches."""
+"""A checkpoint with experts and Engram rows of the released sizes, of random bytes, for benches.
+
+Of each byte only the bits of NUMBERS are kept: then it is no part of a NaN or an infinity of any
+dtype, and what is written can be packed.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import numpy as np
 
 from protocol.files.model_config import parse_model_config
 from protocol.files.safetensors_header import dtype_bytes
+from protocol.files.safetensors_index import load_index
 from protocol.files.tensor_table import ExpectedTensor, expected_tensors
 from tests.support.fake_checkpoint import FILE_ORDER, fake_config, word_tokenizer, write_index
 
@@ -19,6 +24,7 @@ HIDDEN, WIDTH = 5120, 2304  # of the released model: 18,800,640 bytes an expert
 ROW_VALUES = 256  # and 264 bytes an Engram row
 VOCAB = 64
 BLOCK_BYTES = 64 << 20
+NUMBERS = 0x77
 
 
 def write_big_checkpoint(
@@ -57,6 +63,17 @@ def write_big_checkpoint(
     return directory
 
 
+def tame_scales(directory: Path) -> None:
+    """Set every E8M0 scale to 2^-9, so that what is computed from the weights stays finite."""
+    for entry in load_index(directory).tensors.values():
+        if entry.dtype == "F8_E8M0":
+            with entry.shard.path.open("r+b") as file:
+                file.seek(entry.offset)
+                file.write(bytes([118]) * entry.n_bytes)
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def _n_bytes(tensor: ExpectedTensor) -> int:
     return dtype_bytes(tensor.dtype, tensor.shape)
 
@@ -78,7 +95,8 @@ def _write_shard(path: Path, tensors: Mapping[str, ExpectedTensor]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for begin in range(0, end, BLOCK_BYTES):
-            file.write(random.bytes(min(BLOCK_BYTES, end - begin)))
+            block = np.frombuffer(random.bytes(min(BLOCK_BYTES, end - begin)), np.uint8)
+            file.write((block & NUMBERS).data)
         file.flush()
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

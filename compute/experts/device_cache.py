@@ -88,6 +88,12 @@ class DeviceCache:
         self._moving.discard(promotion.key)
         self._free.append(promotion.slot)
 
+    def drop(self, key: int) -> None:
+        """Take a key out that is in a slot; the slot is free."""
+        slot = int(self.slot_of[key])
+        self.slot_of[key], self.key_in[slot] = -1, -1
+        self._free.append(slot)
+
     def tier_bytes(self) -> NDArray[np.uint8]:
         """Return the advice to the arena, a byte a key: UPPER_HALF for the best half."""
         tier = np.full(len(self.slot_of), ABSENT, np.uint8)

@@ -93,9 +93,7 @@ class DeviceExperts(MissClient):
 
     def settle(self) -> None:
         """At a launch boundary: bring the device's table up to date, begin the copies chosen."""
-        for copy in [copy for copy in self._copies if _has_ended(copy)]:
-            self._copies.remove(copy)
-            self._finish(copy)
+        self._take_ended()
         changed = self._table.take_changed()
         has_news = self._registered is not None and self._registered.take_news()
         if changed is None or has_news:
@@ -152,6 +150,13 @@ class DeviceExperts(MissClient):
         self._touch(step, pairs)
         self._choose((pairs[:, 0].astype(np.int64) * self.places.n_experts) + pairs[:, 1])
 
+    def hint(self, layer: int, experts: Sequence[int]) -> None:
+        """Tell which experts a layer of this step may want, best first; a loss costs nothing.
+
+        The device may be running: what is read on a hint goes into free slots.
+        """
+        self.client.hint(self._step, layer, experts)
+
     def take_arrived(self) -> None:
         """Before a step, the device idle: what the daemon says it has retired or resized."""
         self._take_changes_if_there()
@@ -189,8 +194,12 @@ class DeviceExperts(MissClient):
         return where.tobytes()
 
     def busy_slots(self) -> Sequence[int]:
-        """Arena slots that unfinished copies read."""
-        return [copy.source for copy in self._copies if not _has_ended(copy)]
+        """Arena slots that unfinished copies read.
+
+        Those that have ended are taken first: their slots may be given to other keys at once.
+        """
+        self._take_ended()
+        return [copy.source for copy in self._copies]
 
     def take_changes(self) -> None:
         """As MissClient's; then the device's table is up to date as well."""
@@ -231,7 +240,7 @@ class DeviceExperts(MissClient):
         if not self.cache.n_slots:
             return
         self.cache.use(keys)
-        room = self._most_promotions - len(self._copies) - len(self._chosen)
+        room = self._most_promotions - len(self.busy_slots()) - len(self._chosen)
         promotable = np.array([key for key in keys.tolist() if self._is_readable(key)], np.int64)
         for promotion in self.cache.begin(promotable, room):
             self._chosen.append(promotion)
@@ -260,6 +269,11 @@ class DeviceExperts(MissClient):
                 done = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 done.record()
         self._copies.append(_Copy(promotion, source, done))
+
+    def _take_ended(self) -> None:
+        for copy in [copy for copy in self._copies if _has_ended(copy)]:
+            self._copies.remove(copy)
+            self._finish(copy)
 
     def _finish(self, copy: _Copy) -> None:
         """Enter a copy that has ended, unless its key moved meanwhile."""

@@ -104,3 +104,11 @@ def test_no_slot_holds_two_keys_and_no_key_two_slots(
         for slot, key in enumerate(cache.key_in.tolist()):
             assert key < 0 or cache.slot_of[key] == slot
         assert (cache.slot_of >= 0).sum() == (cache.key_in >= 0).sum()
+
+
+def test_a_key_that_is_dropped_leaves_its_slot_free() -> None:
+    cache = DeviceCache(N_KEYS, 1)
+    promoted(cache, 4)
+    cache.drop(4)
+    assert not len(cache.resident)
+    assert promoted(cache, 5) == [5]

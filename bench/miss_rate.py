@@ -1,0 +1,336 @@
+"""Tokens a second against misses a token: what a miss costs beyond its own read.
+
+    python bench/miss_rate.py [--quick] [--layers N] [--experts N] [--dir DIR] [--plot FILE.svg]
+
+On a GPU: random dense weights of the released sizes, and experts of the released size that a daemon
+really reads from a checkpoint under DIR (layers x experts x 18.8 MB, deleted at the end). Without a
+GPU the demo, whose figures say nothing of a GPU's. The device cache holds every expert, the arena
+as few as may be. Before each token so many keys, drawn at random, each in a layer of its own, are
+dropped from the device cache; routers are biased to pick them. Then the same requests are
+sent again with nothing else to do: the reads alone. A miss's cost is held to the step without
+misses: ratio = (step - reads alone) / step without misses.
+
+Prints a table and one JSON object as the last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.big_shards import tame_scales, write_big_checkpoint  # noqa: E402
+from bench.rate_plot import plot  # noqa: E402
+from compute.experts.device_experts import DeviceExperts  # noqa: E402
+from compute.experts.tiers import ExpertTiers  # noqa: E402
+from compute.graph.runner import Runner  # noqa: E402
+from compute.load import expert_shapes  # noqa: E402
+from compute.model.model import Model  # noqa: E402
+from compute.model.sequence import Sequence as ModelSequence  # noqa: E402
+from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model  # noqa: E402
+from protocol.wire.client import ExpertClient  # noqa: E402
+from tests.support.decode_rig import model_of as small_model_of  # noqa: E402
+from tests.support.running_daemon import daemon_process, smallest_arena  # noqa: E402
+
+RATES = (0, 1, 2, 4, 8, 16)
+QUICK_RATES = (0, 2, 8)
+CONTEXT = 4096
+PICKED = 1e4  # bias of what a router is to pick
+ROW_BYTE = 100
+Key = tuple[int, int]
+
+
+class ForgetfulExperts(DeviceExperts):
+    """Every expert on the device, until it is told to forget one. Engram rows cost nothing."""
+
+    n_restored = 0
+
+    def fill(self) -> None:
+        """Copy every expert to the device."""
+        n_layers, n_experts = self.places.table.shape
+        for layer in range(n_layers):
+            self.begin_step()
+            shapes = self._shapes[layer]
+            for expert, pieces in self.stream(layer, range(n_experts)):
+                (put,) = self.cache.begin(np.array([layer * n_experts + expert]), 1)
+                row = self.places.cache[put.slot]
+                places = zip(shapes.offsets, shapes.shapes, pieces, strict=True)
+                for offset, (out, width), piece in places:
+                    row[offset : offset + out * width].copy_(piece.reshape(-1))
+                self.cache.finish(put)
+                self._moved.add((layer, expert))
+            self.end_step()
+        self.settle()
+
+    def on_device(self, layer: int) -> list[int]:
+        """Return the layer's experts that are on the device."""
+        n_experts = self.places.n_experts
+        slots = self.cache.slot_of[layer * n_experts : (layer + 1) * n_experts]
+        return [int(expert) for expert in np.flatnonzero(slots >= 0)]
+
+    def only_on_device(self, layer: int) -> list[int]:
+        """Return those of them that a drop makes a miss: the arena has them not."""
+        arena = self._table.slots[layer]
+        return [expert for expert in self.on_device(layer) if arena[expert] < 0]
+
+    def restore(self, recent: Container[Key]) -> None:
+        """Take back what was evicted before it could be copied, but for these keys.
+
+        Nothing is copied: the slot's bytes are those of some expert, which is as good here.
+        """
+        for key in np.flatnonzero(self.cache.slot_of < 0).tolist():
+            place = divmod(key, self.places.n_experts)
+            if place not in recent:
+                for put in self.cache.begin(np.array([key]), 1):  # none where it is on its way
+                    self.cache.finish(put)
+                    self._moved.add(place)
+                    self.n_restored += 1
+
+    def forget(self, layer: int, expert: int) -> None:
+        """Drop a key from the device cache."""
+        self.cache.drop(layer * self.places.n_experts + expert)
+        self._moved.add((layer, expert))
+
+    def request_all(self, wanted: Sequence[tuple[int, NDArray[np.int64]]]) -> list[int]:
+        """Note how many rows are wanted."""
+        return [len(rows) for _, rows in wanted]
+
+    def take_rows(self, handle: int) -> NDArray[np.uint8]:
+        """Return so many rows."""
+        return np.full((handle, 4096), ROW_BYTE, np.uint8)
+
+
+@dataclass(slots=True)
+class Bench:
+    """One way to launch, with chosen picks."""
+
+    experts: ForgetfulExperts
+    model: Model
+    runner: Runner
+    drawn: random.Random
+    recent: list[list[Key]] = field(default_factory=lambda: [[], []])
+
+    def token(self, misses: Sequence[Key]) -> float:
+        """Take one token in that picks these keys among others; its seconds."""
+        self._pick(misses)
+        self.recent = [self.recent[-1], list(misses)]
+        if self.runner.sequence.position >= CONTEXT - 1:
+            self.runner.finish()
+            self.runner.sequence.reset()
+        token = self.drawn.randrange(self.model.config.vocab_size)
+        self.runner.expect(token)
+        self._wait()
+        began = time.perf_counter()
+        self.runner.step(token)
+        return time.perf_counter() - began
+
+    def forget(self, n_misses: int) -> list[Key]:
+        """Drop keys of as many layers, ascending."""
+        self.experts.restore({key for keys in self.recent for key in keys})
+        every = range(self.model.config.n_layers)
+        able = [layer for layer in every if self.experts.only_on_device(layer)]
+        layers = sorted(self.drawn.sample(able, n_misses))
+        found = [(layer, self.drawn.choice(self.experts.only_on_device(layer))) for layer in layers]
+        for key in found:
+            self.experts.forget(*key)
+        return found
+
+    def reads_alone(self, keys: Sequence[Key]) -> float:
+        """Seconds of the requests that a token with these misses sends."""
+        self.experts.begin_step()
+        self.experts.settle()
+        self._wait()
+        began = time.perf_counter()
+        for layer, expert in keys:
+            self.experts.fetch(layer, [expert])
+        return time.perf_counter() - began
+
+    def _pick(self, must: Sequence[Key]) -> None:
+        """Bias the routers to keys on the device and to these."""
+        config = self.model.config
+        chosen = torch.zeros(config.n_layers, config.n_experts)
+        for layer, block in enumerate(self.model.blocks):
+            own = [expert for at, expert in must if at == layer]
+            there = [e for e in self.experts.on_device(layer) if e not in own]
+            own += self.drawn.sample(there, config.top_k - len(own))
+            chosen[layer, own] = PICKED
+            block.weights.moe.bias.copy_(chosen[layer])
+
+    def _wait(self) -> None:
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Measure what a miss costs.")
+    parser.add_argument("--quick", action="store_true", help="fewer layers, rates and tokens")
+    parser.add_argument("--layers", type=int, default=0, help="40, with --quick 8")
+    parser.add_argument("--experts", type=int, default=24, help="of a layer, at least 16")
+    parser.add_argument("--tokens", type=int, default=0, help="of each rate: 60, with --quick 24")
+    parser.add_argument("--dir", default="/var/tmp", help="a directory on the drive to read from")
+    parser.add_argument("--plot", metavar="FILE.svg", help="draw the rates")
+    args = parser.parse_args()
+    args.layers = args.layers or (8 if args.quick else 40)
+    args.tokens = args.tokens or (24 if args.quick else 60)
+    with contextlib.ExitStack() as stack:
+        checkpoint, model = stack.enter_context(prepared(args))
+        found = measured(checkpoint, model, args)
+    show(found)
+    if args.plot:
+        Path(args.plot).write_text(plot(found["rates"]))
+    print(json.dumps(found))
+    return 0
+
+
+@contextlib.contextmanager
+def prepared(args: argparse.Namespace) -> Iterator[tuple[Checkpoint, Model]]:
+    """The checkpoint that the daemon reads and the model that computes."""
+    if not torch.cuda.is_available():
+        checkpoint = open_checkpoint(resolve_model("demo"))
+        yield checkpoint, small_model_of(checkpoint, "cpu")
+        return
+    from bench.whole_step import config_of, model_of  # noqa: PLC0415 - makes tensors on a GPU
+
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=args.dir) as home:
+        config = replace(config_of(args.layers), n_experts=args.experts)
+        directory = write_big_checkpoint(
+            Path(home) / "model",
+            n_layers=config.n_layers,
+            n_experts=config.n_experts,
+            top_k=config.top_k,
+            rows_per_column=1000,
+        )
+        tame_scales(directory)
+        yield open_checkpoint(directory), model_of(config)
+
+
+def measured(checkpoint: Checkpoint, model: Model, args: argparse.Namespace) -> dict[str, Any]:
+    """Return all figures."""
+    least = smallest_arena(checkpoint, model.config.top_k)
+    spare = 2 * model.config.n_layers * checkpoint.slice_map.image.slot_bytes
+    flags = ("--arena", str(least + spare), "--no-save")
+    with (
+        tempfile.TemporaryDirectory(prefix="hr-", dir="/tmp") as runtime,
+        daemon_process(checkpoint.path, Path(runtime), *flags),
+        ExpertClient(runtime, "engine", checkpoint.fingerprint, model.config.top_k) as client,
+        torch.inference_mode(),
+    ):
+        experts = make(checkpoint, model, client)
+        try:
+            experts.fill()
+            hits = {mode: without_misses(experts, model, mode, args) for mode in ("eager", "layer")}
+            rates = with_misses(experts, model, args)
+        finally:
+            experts.close()
+    hits["segment"] = rates[0]["step_ms"]
+    return {
+        "device": "cpu, the demo" if model.device.type == "cpu" else torch.cuda.get_device_name(),
+        "layers": model.config.n_layers,
+        "experts": model.config.n_experts,
+        "hits_ms": hits,
+        "segment_vs_eager": round(hits["eager"] / hits["segment"], 3),
+        "rates": rates,
+        "restored": experts.n_restored,
+        "ratio_at_2": next((rate["ratio"] for rate in rates if rate["misses"] == 2), None),
+    }
+
+
+def make(checkpoint: Checkpoint, model: Model, client: ExpertClient) -> ForgetfulExperts:
+    """Return experts with room for all of them on the device."""
+    layouts = checkpoint.slice_map.layouts
+    places = ExpertTiers(
+        expert_shapes(checkpoint),
+        [layout.formats for layout in layouts],
+        model.config.n_experts,
+        layouts[0].image.slot_bytes,
+        model.config.n_keys,
+        model.device,
+    )
+    most = model.config.n_layers  # so that no rate of misses empties the device
+    return ForgetfulExperts(client, expert_shapes(checkpoint), places, most_promotions=most)
+
+
+def bench_of(experts: ForgetfulExperts, model: Model, mode: str) -> Bench:
+    """Return a bench in a mode."""
+    sequence = ModelSequence(
+        model.config, min(CONTEXT, model.config.max_positions), model.device, model.precision
+    )
+    return Bench(experts, model, Runner(model, sequence, experts, mode=mode), random.Random(0))
+
+
+def without_misses(
+    experts: ForgetfulExperts, model: Model, mode: str, args: argparse.Namespace
+) -> float:
+    """Return milliseconds of a step that finds all, launched in a mode."""
+    bench = bench_of(experts, model, mode)
+    times = [bench.token(()) for _ in range(8 + args.tokens)][8:]
+    bench.runner.finish()
+    return round(1000 * statistics.median(times), 3)
+
+
+def with_misses(
+    experts: ForgetfulExperts, model: Model, args: argparse.Namespace
+) -> list[dict[str, float]]:
+    """Return the figures of each rate, by segments."""
+    bench, n_layers = bench_of(experts, model, "segment"), model.config.n_layers
+    for layer in range(n_layers):  # so that every layer's own graphs are captured
+        key = (layer, bench.drawn.choice(experts.only_on_device(layer)))
+        experts.forget(*key)
+        bench.token([key])
+    rates: list[dict[str, float]] = []
+    for n_misses in QUICK_RATES if args.quick else RATES:
+        if n_misses > n_layers:
+            continue
+        for _ in range(args.tokens):  # until the segments' length suits the rate
+            bench.token(bench.forget(n_misses))
+        steps = [bench.token(bench.forget(n_misses)) for _ in range(args.tokens)]
+        alone = []
+        for _ in range(args.tokens if n_misses else 0):
+            keys = bench.forget(n_misses)
+            alone.append(bench.reads_alone(keys))
+            bench.token(keys)  # they return to the device
+        step, reads = statistics.mean(steps), statistics.mean(alone) if alone else 0.0
+        hits = rates[0]["step_ms"] / 1000 if rates else step
+        rates.append(
+            {
+                "misses": n_misses,
+                "step_ms": round(1000 * step, 3),
+                "reads_ms": round(1000 * reads, 3),
+                "tokens_s": round(1 / step, 2),
+                "ratio": round((step - reads) / hits, 3),
+            }
+        )
+    bench.runner.finish()
+    return rates
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print the table, as it stands in docs/graphs.md."""
+    print(f"{found['device']}, {found['layers']} layers, all hits in ms: {found['hits_ms']}\n")
+    print("| misses a token | tokens a second | step, ms | its reads alone, ms | ratio |")
+    print("| --- | --- | --- | --- | --- |")
+    for rate in found["rates"]:
+        names = ("misses", "tokens_s", "step_ms", "reads_ms", "ratio")
+        print("| " + " | ".join(f"{rate[name]:g}" for name in names) + " |")
+    print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

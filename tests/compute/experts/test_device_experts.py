@@ -1,0 +1,126 @@
+"""Copies into the device cache: when they begin, when they count, what drops them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from compute.experts.device_cache import Promotion
+from compute.experts.device_experts import DeviceExperts
+from tests.support.arena_daemon import ArenaDaemon
+from tests.support.decode_rig import Rig, close_rigs, make_rig
+
+LAYER = 2
+
+
+@pytest.fixture(autouse=True)
+def _rigs_are_closed() -> Iterator[None]:
+    yield
+    close_rigs()
+
+
+@pytest.fixture
+def made() -> Rig:
+    """An arena with room for few, filled with the experts of the first layers."""
+    return make_rig(n_slots=110, n_device=16)
+
+
+def entry(made: Rig, expert: int) -> int:
+    return int(made.experts.places.table[LAYER, expert])
+
+
+def picked(experts: DeviceExperts, daemon: ArenaDaemon, *own: int) -> None:
+    """A token whose layers all pick the same experts; it is told."""
+    n_layers = daemon.table.shape[0]
+    experts.end_token(np.array([own] * n_layers), 0, 0)
+    experts.report()
+
+
+def test_a_promotion_begins_at_a_boundary_and_counts_at_a_later_one(made: Rig) -> None:
+    experts, daemon = made.experts, made.daemon
+    experts.settle()
+    arena_entry = 16 + int(daemon.table[LAYER, 3])
+    assert entry(made, 3) == arena_entry
+    picked(experts, daemon, 3)
+    assert entry(made, 3) == arena_entry
+    assert not experts._copies
+    experts.settle()
+    assert entry(made, 3) == arena_entry  # it is being copied
+    assert experts._copies
+    experts.settle()
+    assert 0 <= entry(made, 3) < 16
+    assert made.experts.tiers()[LAYER * 32 + 3] == 2
+
+
+def test_a_key_that_is_retired_before_its_copy_begins_is_not_copied(made: Rig) -> None:
+    experts, daemon = made.experts, made.daemon
+    picked(experts, daemon, 3)
+    daemon.drop(LAYER, 3)
+    experts.take_changes()
+    experts.settle()
+    assert entry(made, 3) == -1
+    assert not experts.cache._moving
+    assert len(experts.cache._free) + len(experts.cache.resident) == 16
+
+
+def test_a_copy_that_has_ended_counts_though_its_source_is_given_to_another_key(made: Rig) -> None:
+    experts, daemon = made.experts, made.daemon
+    picked(experts, daemon, 3)
+    experts.settle()
+    sources = [copy.source for copy in experts._copies]
+    assert sources
+    assert experts.busy_slots() == []  # ended, so entered: the window may take their slots
+    daemon.drop(LAYER, 3)
+    experts.take_changes()
+    assert 0 <= entry(made, 3) < 16
+
+
+def test_a_copy_is_dropped_where_its_key_moved_before_it_ended(
+    made: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts, daemon = made.experts, made.daemon
+    picked(experts, daemon, 3)
+    experts.settle()
+    monkeypatch.setattr("compute.experts.device_experts._has_ended", lambda _copy: False)
+    assert int(daemon.table[LAYER, 3]) in experts.busy_slots()
+    experts._table.slots[LAYER][3] = -1
+    monkeypatch.undo()
+    experts.settle()
+    assert LAYER * 32 + 3 not in experts.cache.resident
+    assert not experts.cache._moving
+
+
+def test_a_victims_entry_leaves_the_table_before_its_slot_is_written(made: Rig) -> None:
+    experts, daemon = made.experts, made.daemon
+    for _ in range(3):
+        picked(experts, daemon, 0, 1, 5, 6)
+        experts.settle()
+    assert not experts.cache._free
+    begun: list[tuple[Promotion, int]] = []
+    start = experts._start
+
+    def noted(promotion: Promotion) -> None:
+        if promotion.victim >= 0:
+            layer, expert = divmod(promotion.victim, 32)
+            begun.append((promotion, int(experts.places.table[layer, expert])))
+        start(promotion)
+
+    experts._start = noted  # type: ignore[method-assign]
+    for _ in range(12):
+        picked(experts, daemon, 2, 4)
+        experts.settle()
+    assert begun
+    assert all(not 0 <= found < 16 for _, found in begun)
+
+
+def test_a_lost_daemon_leaves_no_promotion_behind(made: Rig) -> None:
+    experts, daemon = made.experts, made.daemon
+    picked(experts, daemon, 3)
+    assert experts._chosen
+    experts._abandon_copies()
+    assert not experts._chosen
+    assert not experts.cache._moving
+    experts.settle()
+    assert len(experts.cache._free) == 16

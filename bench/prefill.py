@@ -46,10 +46,10 @@ HELD_BACK = 40_000_000  # cycles for which the device waits while launches queue
 # Tiles to try: what replaces the constants of kernels/routed_rows_layouts.py, by pairs.
 SWEEP: dict[str, dict[str, Any]] = {
     "as they are": {},
-    "32: 4 warps": {"WARPS": {32: 4}, "STAGES": {32: 3}, "REGISTERS": {32: 120}},
-    "32: 3 stages": {"STAGES": {32: 3}},
-    "64: 4 warps": {"WARPS": {64: 4}, "REGISTERS": {64: 128}},
-    "64: 4 warps, 2 stages": {"WARPS": {64: 4}, "STAGES": {64: 2}, "REGISTERS": {64: 128}},
+    "32: 8 warps": {"WARPS": {32: 8}, "STAGES": {32: 4}, "REGISTERS": {32: 112}},
+    "32: 4 stages": {"STAGES": {32: 4}},
+    "64: 8 warps": {"WARPS": {64: 8}, "STAGES": {64: 3}, "REGISTERS": {64: 128}},
+    "64: 3 stages": {"STAGES": {64: 3}},
     "64: one program": {"STAGES": {64: 4}, "REGISTERS": {64: 255}},
     "128: 4 warps": {"WARPS": {128: 4}, "STAGES": {128: 3}},
     "64 at least": {"PAIRS": (64, 128)},

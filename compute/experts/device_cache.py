@@ -113,7 +113,9 @@ class DeviceCache:
         if not len(slots):
             return -1, -1
         keys = self.key_in[slots]
-        lowest = np.lexsort((keys, self._last_use[keys], self._scores[keys]))[0]
+        scores = self._scores[keys]
+        tied = np.flatnonzero(scores == scores.min())  # sorting all of them takes too long
+        lowest = tied[np.lexsort((keys[tied], self._last_use[keys[tied]]))[0]]
         slot, victim = int(slots[lowest]), int(keys[lowest])
         if self._scores[key] < self._scores[victim] + self._margin:
             return -1, -1

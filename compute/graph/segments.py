@@ -56,9 +56,13 @@ class MissRate:
     """The recent share of layers with a miss, and the segment length that suits it."""
 
     def __init__(self, boundaries: Boundaries) -> None:
-        self._boundaries = boundaries
+        self._n_layers = boundaries.n_layers
         self._rate = 0.0
-        self._lengths = sorted({*LENGTHS, boundaries.n_layers})
+        # Of each length its segments, its waits, and what is repeated where every layer misses.
+        self._known = {
+            length: _Cuts.of(boundaries.segments(length))
+            for length in sorted({*LENGTHS, boundaries.n_layers})
+        }
 
     @property
     def rate(self) -> float:
@@ -67,24 +71,37 @@ class MissRate:
 
     def note(self, n_flagged: int) -> None:
         """Count a step's layers that missed."""
-        share = n_flagged / self._boundaries.n_layers
+        share = n_flagged / self._n_layers
         self._rate = _KEPT * self._rate + (1 - _KEPT) * share
 
     def length(self) -> int:
         """Return the length with the least expected cost, the longer one among equals."""
-        return min(reversed(self._lengths), key=self.cost)
+        return min(reversed(self._known), key=self.cost)
+
+    def segments(self) -> list[Segment]:
+        """Return the segments of that length."""
+        return self._known[self.length()].segments
 
     def cost(self, length: int) -> float:
         """Return the expected work of a step in layers: its own, what is repeated, the waits."""
-        segments = self._boundaries.segments(length)
-        waits = WAIT_LAYERS * len(segments)
-        repeated = sum(_repeated(end - first, self._rate) for first, end in segments)
-        return waits + repeated
+        cuts = self._known[length]
+        return cuts.waits + self._rate * cuts.repeated
 
 
-def _repeated(n: int, rate: float) -> float:
-    """Layers that run again in a segment of n: after each miss all later ones, and a wait."""
-    return sum(rate * (n - layer - 1 + 0.5 + WAIT_LAYERS) for layer in range(n))
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    segments: list[Segment]
+    waits: float
+    repeated: float  # layers that run again: after each miss all later ones, and a wait
+
+    @classmethod
+    def of(cls, segments: list[Segment]) -> _Cuts:
+        repeated = sum(
+            end - layer - 1 + 0.5 + WAIT_LAYERS
+            for first, end in segments
+            for layer in range(first, end)
+        )
+        return cls(segments, WAIT_LAYERS * len(segments), repeated)
 
 
 def flagged(n_absent: Sequence[int], first: int) -> int:

@@ -158,7 +158,7 @@ def _experts(
             yield experts
         finally:
             experts.close()
-            del experts
+            experts.places.release()  # the next one needs its room, and this one is still held
             if model.device.type == "cuda":
                 torch.cuda.empty_cache()
 

@@ -75,6 +75,10 @@ class ExpertTiers:
         self.addresses = every.to(self.device, copy=True)
         return True
 
+    def release(self) -> None:
+        """Give the device cache's memory back; nothing is launched any more."""
+        self.cache = self.cache[:0].clone()
+
     def entry(self, device_slot: int, arena_slot: int) -> int:
         """Return a key's entry of the table."""
         if device_slot >= 0:

@@ -30,8 +30,10 @@ def matrix(
     def opened(n_device: int) -> Iterator[DeviceExperts]:
         n_slots = max(3 * model.config.top_k, round(share * model.config.n_keys))
         daemons[:] = [ArenaDaemon(checkpoint, n_slots)]
-        yield make_experts(daemons[0], checkpoint, n_device, model.device)
+        experts = make_experts(daemons[0], checkpoint, n_device, model.device)
+        yield experts
         close_rigs()
+        experts.places.release()
 
     def shuffle(seed: int | None) -> None:
         daemons[0].shuffle = None if seed is None else random.Random(seed)

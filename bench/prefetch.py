@@ -69,7 +69,7 @@ class DemandBesidePrefetch:
         self._woken = threading.Event()
         self._reader = ExpertReader(
             self._threads,
-            RangeReader(self._source),
+            RangeReader(self._source, straight=False),
             expert_fragments(checkpoint),
             slot_pieces(checkpoint),
             self._woken.set,

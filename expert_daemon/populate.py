@@ -34,19 +34,32 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def ask_for_huge_pages(memory: mmap.mmap, n_bytes: int) -> None:
     """Prefer 2 MiB pages for the mapping; log once how to turn them on where that pays."""
-    if n_bytes < HUGE_WORTH_BYTES:
+    if n_bytes < HUGE_WORTH_BYTES or not (choice := _shmem_enabled()):
         return
-    try:
-        choice = _SHMEM_ENABLED.read_text()
-    except OSError:
-        return
-    if "[never]" in choice or "[deny]" in choice:
+    if _is_refused(choice):
         log(
             "the arena has 4 KiB pages; for 2 MiB pages, which start 9 times faster: "
             f"echo advise > {_SHMEM_ENABLED}"
         )
         return
     memory.madvise(mmap.MADV_HUGEPAGE)
+
+
+def may_have_huge_pages(n_bytes: int) -> bool:
+    """Whether an arena of this size gets 2 MiB pages, as far as the host allows them."""
+    choice = _shmem_enabled()
+    return n_bytes >= HUGE_WORTH_BYTES and choice != "" and not _is_refused(choice)
+
+
+def _shmem_enabled() -> str:
+    try:
+        return _SHMEM_ENABLED.read_text()
+    except OSError:
+        return ""
+
+
+def _is_refused(choice: str) -> bool:
+    return "[never]" in choice or "[deny]" in choice
 
 
 def populate(memory: npt.NDArray[np.uint8], ranges: list[tuple[int, int]], n_threads: int) -> None:

@@ -29,18 +29,22 @@ class ReadFailure(Exception):
 class RangeReader:
     """Reads ranges of a source completely or raises ReadFailure; usable by many threads."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, *, straight: bool = True) -> None:
+        """`straight`: read parts into the slots themselves where their places allow it."""
         self.source = source
+        self._straight = straight
         self.n_retries = 0  # for statistics: two threads at once may count one
 
     def read_part(self, part: Part, slot: Bytes, slot_address: int, bounce: Bytes) -> None:
         """Read a part's fragments into `slot`, u8 [slot_bytes], through `bounce` where needed.
 
-        A fragment alone whose place in the file and in memory are congruent to the alignment is
-        read straight into the slot, but for a head and a tail of less than an alignment.
+        A fragment alone whose place in the file and in memory are congruent to the alignment may
+        be read straight into the slot, but for a head and a tail of less than an alignment. That
+        pays where the slot is in huge pages: on small ones the kernel's work for each page, and
+        the drive's for each of so many pieces, take longer than the copy that it saves.
         """
         align = self.source.alignment(part.shard)
-        if len(part.fragments) == 1:
+        if self._straight and len(part.fragments) == 1:
             fragment = part.fragments[0]
             skew = (slot_address + fragment.slot_offset - fragment.offset) % align
             if skew == 0:

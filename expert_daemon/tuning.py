@@ -172,7 +172,7 @@ def _reader(checkpoint: Checkpoint, reading: Reading) -> Iterator[Read]:
     woken = threading.Event()
     reader = ExpertReader(
         threads,
-        RangeReader(source),
+        RangeReader(source, straight=False),  # into small pages, as below
         expert_fragments(checkpoint),
         slot_pieces(checkpoint),
         woken.set,

@@ -9,6 +9,7 @@ demand_read_vs_fio   bytes per second of missing experts against fio's best way 
 roundtrip_vs_echo    p50 of a MissRequest that hits against a plain DEALER and ROUTER
 one_miss_vs_preadv   milliseconds of one missing expert against one thread's single preadv, from
                      an aligned place into memory that has its pages
+one_miss_pack_*      the same of an expert pack, a smaller one made for it
 rows_vs_fio          48,000 cold Engram rows, in 4 KiB pages a second, against fio at depth 32
 warm_vs_fio          bytes per second of filling a cold arena by Warm, against fio as above
 prefetch_demand_*    demand beside prefetch against demand alone: see bench/prefetch.py
@@ -16,13 +17,14 @@ prefetch_demand_*    demand beside prefetch against demand alone: see bench/pref
 The drive under DIR gives the figures of the last line's JSON object; the same on a loop device over
 RAM stand under "ram", where root allows one. At the end of the drive's own turn a million requests
 more (with --quick none) say by how much the daemon's memory grows. --only measures what is named:
-demand, one_miss, round_trip, rows, idle, warm, prefetch.
+demand, one_miss, round_trip, rows, idle, warm, prefetch, one_miss_pack.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -40,6 +42,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import headrace  # noqa: E402
 from bench import prefetch  # noqa: E402
 from bench.baselines import Drive, Echo, OnePreadv, reference  # noqa: E402
 from bench.big_shards import write_big_checkpoint  # noqa: E402
@@ -66,6 +69,8 @@ ARENA_MAX = "64GiB"
 N_REQUESTS = 1_000_000
 FIGURES = ("demand", "one_miss", "round_trip", "rows", "idle")
 WARM_LAYERS = 2  # that are loaded into a cold arena
+PACKED_EXPERTS = 18  # of a layer, in the pack: it and its source fit into the RAM image
+PACKED_ROWS = 1000  # of a column
 
 
 def main() -> int:
@@ -92,7 +97,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="shorter runs, as many pairs")
     parser.add_argument("--no-ram", action="store_true", help="leave the loop device out")
     parser.add_argument("--requests", type=int, help="for growth of memory; 0: leave it out")
-    parser.add_argument("--only", nargs="+", choices=[*FIGURES, "warm", "prefetch"])
+    parser.add_argument(
+        "--only", nargs="+", choices=[*FIGURES, "warm", "prefetch", "one_miss_pack"]
+    )
     args = parser.parse_args()
     if args.requests is None:
         args.requests = 0 if args.quick or args.only else N_REQUESTS
@@ -157,6 +164,21 @@ def measure_drive(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
         top_k=TOP_K,
         rows_per_column=ROWS_PER_COLUMN,
     )
+    with daemon_bench(model, args) as bench:
+        found = bench.figures()
+    if wants(args, "warm"):
+        found |= measure_warm(model, args)
+    if wants(args, "prefetch"):
+        found |= measure_prefetch(model, args)
+    shutil.rmtree(model)
+    if wants(args, "one_miss_pack"):
+        found |= measure_pack(directory, args)
+    return found
+
+
+@contextlib.contextmanager
+def daemon_bench(model: Path, args: argparse.Namespace) -> Iterator[DaemonBench]:
+    """A daemon over a model in its smallest arena, and an engine."""
     checkpoint = open_checkpoint(model)
     arena = smallest_arena(checkpoint, TOP_K) + RING_BYTES
     flags = ("--arena", str(arena), "--arena-max", ARENA_MAX, "--policy", "lru")
@@ -165,13 +187,7 @@ def measure_drive(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
         daemon_process(model, Path(runtime), *flags, "--read-mode", "direct") as daemon,
         ExpertClient(runtime, "engine", checkpoint.fingerprint, TOP_K) as engine,
     ):
-        found = DaemonBench(checkpoint, daemon, engine, args).figures()
-    if wants(args, "warm"):
-        found |= measure_warm(model, args)
-    if wants(args, "prefetch"):
-        found |= measure_prefetch(model, args)
-    shutil.rmtree(model)
-    return found
+        yield DaemonBench(checkpoint, daemon, engine, args)
 
 
 def wants(args: argparse.Namespace, name: str) -> bool:
@@ -215,6 +231,29 @@ def warm_rate(checkpoint: Checkpoint) -> float:
         return len(keys) * image.expert_bytes / (time.perf_counter() - began)
 
 
+def measure_pack(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of one miss from a pack, whose records are aligned."""
+    source, pack = directory / "source", directory / "pack"
+    write_big_checkpoint(
+        source,
+        n_layers=N_LAYERS,
+        n_experts=PACKED_EXPERTS,
+        top_k=TOP_K,
+        rows_per_column=PACKED_ROWS,
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert headrace.main(["pack", str(source), str(pack), "--copy", "--json"]) == 0
+    shutil.rmtree(source)
+    with daemon_bench(pack, args) as bench:
+        found = bench.one_miss()
+    shutil.rmtree(pack)
+    return {
+        "one_miss_pack_vs_preadv": found["one_miss_vs_preadv"],
+        "one_miss_pack_ms": found["one_miss_ms"],
+        "pack_preadv_ms": found["preadv_ms"],
+    }
+
+
 def drive_of(checkpoint: Checkpoint) -> Drive:
     """Return the drive under the shards of a model's experts and of its first Engram table."""
     shards = [checkpoint.slice_map.slices(layer, 0)[0].shard for layer in range(N_LAYERS)]
@@ -243,6 +282,7 @@ class DaemonBench:
         self._args = args
         self._step = 0
         self._expert_bytes = checkpoint.slice_map.image.expert_bytes
+        self._n_experts = checkpoint.config.n_experts
         self._next_key = 0
         self._random = np.random.default_rng(0)
         self._n_rows = [table.n_rows for table in checkpoint.engram_tables]
@@ -310,7 +350,8 @@ class DaemonBench:
         """Milliseconds of the next expert that is not there."""
         while True:
             self._next_key += 1
-            layer, expert = self._next_key % N_LAYERS, self._next_key // N_LAYERS % N_EXPERTS
+            layer, expert = self._next_key % N_LAYERS, self._next_key // N_LAYERS
+            expert %= self._n_experts
             began = time.perf_counter()
             answer = self._miss(layer, [expert])
             if answer.n_bytes:

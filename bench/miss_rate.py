@@ -8,9 +8,11 @@ GPU the demo, whose figures say nothing of a GPU's. The device cache holds every
 as few as may be. Before each token so many keys, drawn at random, each in a layer of its own, are
 dropped from the device cache; routers are biased to pick them. Then the same requests are
 sent again with nothing else to do: the reads alone. A miss's cost is held to the step without
-misses: ratio = (step - reads alone) / step without misses.
+misses: ratio = (step - reads alone) / step without misses. What the arena gave up before it was
+copied to the device is taken back without a copy, and counted as restored.
 
-Prints a table and one JSON object as the last line.
+Prints a table and one JSON object as the last line; gap_share is the share of a step without misses
+in which the GPU stands still for more than 5 us, by the profiler.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.big_shards import tame_scales, write_big_checkpoint  # noqa: E402
+from bench.gaps import gap_share  # noqa: E402
 from bench.rate_plot import plot  # noqa: E402
 from compute.experts.device_experts import DeviceExperts  # noqa: E402
 from compute.experts.tiers import ExpertTiers  # noqa: E402
@@ -236,6 +239,7 @@ def measured(checkpoint: Checkpoint, model: Model, args: argparse.Namespace) -> 
         try:
             experts.fill()
             hits = {mode: without_misses(experts, model, mode, args) for mode in ("eager", "layer")}
+            gaps = gaps_without_misses(experts, model)
             rates = with_misses(experts, model, args)
         finally:
             experts.close()
@@ -247,6 +251,7 @@ def measured(checkpoint: Checkpoint, model: Model, args: argparse.Namespace) -> 
         "hits_ms": hits,
         "segment_vs_eager": round(hits["eager"] / hits["segment"], 3),
         "rates": rates,
+        "gap_share": gaps,
         "restored": experts.n_restored,
         "ratio_at_2": next((rate["ratio"] for rate in rates if rate["misses"] == 2), None),
     }
@@ -283,6 +288,25 @@ def without_misses(
     times = [bench.token(()) for _ in range(8 + args.tokens)][8:]
     bench.runner.finish()
     return round(1000 * statistics.median(times), 3)
+
+
+def gaps_without_misses(experts: ForgetfulExperts, model: Model) -> float | None:
+    """Return the share of device gaps over 5 us in steps by segments that find all."""
+    if model.device.type != "cuda":
+        return None
+    bench = bench_of(experts, model, "segment")
+    bench.token(())
+
+    def step() -> None:  # the same picks: nothing but the step itself
+        token = bench.drawn.randrange(model.config.vocab_size)
+        bench.runner.expect(token)
+        bench.runner.step(token)
+
+    for _ in range(5):
+        step()
+    found = gap_share(step)
+    bench.runner.finish()
+    return round(found, 4)
 
 
 def with_misses(

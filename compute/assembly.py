@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,7 @@ from .session import Engine
 
 if TYPE_CHECKING:
     from .experts.device_experts import DeviceExperts
+    from .graph.guess_writer import GuessWriter
 
 _LOG = logging.getLogger("headrace.compute")
 _KEPT_FREE = 3 << 30  # bytes of device memory for chunks, graphs and the libraries' own use
@@ -50,6 +52,8 @@ def make_engine(
         trace=_to_stderr if config.trace_hash else None,
         timings=_to_stderr if config.timings else None,
         checks=config.check_routes,
+        lookahead=config.lookahead,
+        guesses=_guess_writer(checkpoint, config.predict_trace),
     )
     n_device = find_device_slots(checkpoint, config, model.device)
     experts = make_experts(checkpoint, client, waiting, n_device, model.device)
@@ -121,11 +125,28 @@ def find_mode(checkpoint: Checkpoint, config: ComputeConfig, model: Model) -> st
 
 def _refuse_without_launches(config: ComputeConfig) -> None:
     """Raise ConfigError for settings that torch's operators cannot honour."""
-    if config.check_routes:
-        raise ConfigError(
-            "--check-routes: tokens go by torch's operators here; "
-            "wanted --graph eager, layer, segment or oracle, and a model that they take"
-        )
+    for flag, given in (
+        ("--check-routes", config.check_routes),
+        ("--lookahead", config.lookahead),
+        ("--predict-trace", config.predict_trace),
+    ):
+        if given:
+            raise ConfigError(
+                f"{flag}: tokens go by torch's operators here; "
+                "wanted --graph eager, layer, segment or oracle, and a model that they take"
+            )
+
+
+def _guess_writer(checkpoint: Checkpoint, path: Path | None) -> GuessWriter | None:
+    if path is None:
+        return None
+    from protocol.files.guess_format import GuessShape  # noqa: PLC0415  as above
+
+    from .graph.guess_writer import GuessWriter  # noqa: PLC0415
+
+    own = checkpoint.config
+    shape = GuessShape(own.n_layers, own.n_experts, own.top_k, checkpoint.fingerprint)
+    return GuessWriter(path, shape)
 
 
 def find_device_cache(config: ComputeConfig, device: torch.device) -> int:

@@ -63,6 +63,8 @@ class ComputeConfig:
     trace_hash: bool = False  # print the hashes of every segment's streams
     timings: bool = False  # print where each token's time went
     check_routes: bool = False  # compare every layer's routing with the host's
+    lookahead: int = 0  # layers whose picks are guessed ahead and told to the daemon as hints
+    predict_trace: Path | None = None  # takes each token's picks and guesses of them
     vendor_decode_defect: bool = False  # reproduce the vendor's shared-key defect in decode
     max_tokens: int = 256  # new tokens of a request
     temperature: float = 1.0  # 0: greedy
@@ -110,6 +112,8 @@ COMPUTE_OPTIONS = {
     "trace_hash": Option(switch, None, "print hashes of the streams after every segment"),
     "timings": Option(switch, None, "print where each token's time went, part by part"),
     "check_routes": Option(switch, None, "hold every layer's routing to the host's; slow"),
+    "lookahead": Option(count(0, 8), "K", "hint the daemon at the next K layers' likely experts"),
+    "predict_trace": Option(path, "FILE", "record how well earlier layers foretell picks"),
     "vendor_decode_defect": Option(switch, None, "reproduce the vendor's defect in decode"),
     "max_tokens": Option(count(0, 2**24), "N", "new tokens at most"),
     "temperature": Option(number(0, 100), "T", "0 takes the likeliest token each time"),
@@ -135,6 +139,8 @@ MODEL_OPTIONS = (
     "trace_hash",
     "timings",
     "check_routes",
+    "lookahead",
+    "predict_trace",
     "vendor_decode_defect",
 )
 DAEMON_OPTIONS = ("arena", "read_threads", "runtime_dir", "state_dir", "daemon_wait_s")

@@ -12,7 +12,8 @@ Pure. All numbers are little-endian.
     kind 2, chunks: a record is step u32, n_picks u32, then (layer u16, expert u16) n_picks times,
         ascending: what the tokens of a prompt's chunk, or of a batch, picked together
 
-A block that is cut short or damaged is passed over; the next whole one is found by its magic.
+A block that is cut short or damaged is passed over; the next whole one is found by its magic. What
+earlier layers would have picked stands in files of its own: protocol/files/guess_format.py.
 """
 
 from __future__ import annotations

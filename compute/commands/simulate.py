@@ -1,7 +1,8 @@
 """`headrace simulate`: what caches of other sizes would make of a recorded routing trace.
 
 Replays a trace (the daemon's `--trace FILE`), or a made-up one, and compares policies with Belady's
-optimum. `--synthetic KIND --write FILE` only makes a trace. Needs no GPU and no running daemon.
+optimum. `--synthetic KIND --write FILE` only makes a trace; `--predictions FILE` reports how well
+layers were foretold. Needs no GPU and no running daemon.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add where the trace comes from, the caches and the form of the output."""
     parser.add_argument(
         "trace", metavar="TRACE", nargs="?", help="trace file, older parts included"
+    )
+    parser.add_argument(
+        "--predictions",
+        metavar="FILE",
+        help="report recall at distance 1 to 3 of what --predict-trace recorded, and nothing else",
     )
     made = parser.add_argument_group("a made-up trace instead")
     made.add_argument("--synthetic", choices=KINDS, help="how the picks are distributed")
@@ -81,6 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Take the trace, replay it, print what came out."""
+    if args.predictions:
+        return _report_recall(args)
     if args.plot:
         from .simulate_plot import check_plot
 
@@ -98,6 +106,34 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(_facts(trace, name, figures)) + "\n")
     else:
         _print(args, trace, name, figures)
+    return 0
+
+
+def _report_recall(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from .simulate_recall import losses, read_guesses, recall_facts, recall_table
+
+    if args.trace or args.synthetic:
+        raise ConfigError("--predictions stands alone, without a TRACE and --synthetic")
+    path = Path(args.predictions)
+    shape, found = read_guesses(path)
+    for note in losses(path, found):
+        Display().line(f"headrace: {note}")
+    facts = recall_facts(path, shape, found.records)
+    if args.json:
+        sys.stdout.write(json.dumps(facts) + "\n")
+        return 0
+    console = Console(highlight=False)
+    console.print(f"[bold]{escape(str(path))}[/bold]")
+    console.print(
+        f"{facts['n_tokens']:,} tokens through {shape.n_layers} layers of {shape.n_experts} "
+        f"experts, {shape.top_k} picked. Of what a layer picked, the share that its router picks "
+        f"of the input so many layers before; by chance {facts['chance']:.1%}."
+    )
+    console.print()
+    console.print(recall_table(shape, found.records))
     return 0
 
 

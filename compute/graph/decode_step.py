@@ -24,6 +24,7 @@ from .attention_step import AttentionStep
 from .engram_step import EngramStep
 from .experts_step import ExpertsStep
 from .hashes import hash_of
+from .look_ahead import LookAhead
 from .products import product
 from .side_stream import SideStream
 from .step_buffers import FIRST_REACH, StepBuffers
@@ -35,10 +36,17 @@ class DecodeStep:
     sequence  whose state the launches read and write; its tensors stay where they are
     tiers     where present experts lie
     beside    whether what can run beside the rest does so, on CUDA streams of its own
+    n_ahead   later layers whose routers take each layer's input too; 0: none
     """
 
     def __init__(
-        self, model: Model, sequence: Sequence, tiers: ExpertTiers, *, beside: bool = True
+        self,
+        model: Model,
+        sequence: Sequence,
+        tiers: ExpertTiers,
+        *,
+        beside: bool = True,
+        n_ahead: int = 0,
     ) -> None:
         config, numerics, device = model.config, model.numerics, model.device
         self.model = model
@@ -53,7 +61,8 @@ class DecodeStep:
             AttentionStep(model, layer, sequence, self.buffers, turns, mixing)
             for layer in range(config.n_layers)
         ]
-        self._experts = ExpertsStep(model, self.buffers, tiers, mixing, sharing)
+        self.ahead = LookAhead(model, self.buffers.row, n_ahead) if n_ahead else None
+        self._experts = ExpertsStep(model, self.buffers, tiers, mixing, sharing, self.ahead)
         self.engram = EngramStep(model, self.buffers)
 
     def embed(self) -> None:

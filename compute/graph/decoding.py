@@ -16,6 +16,7 @@ from compute.experts.device_experts import DeviceExperts
 from compute.model.model import Model
 from compute.model.sequence import Sequence
 
+from .guess_writer import GuessWriter
 from .hashes import Tracer
 from .recording import GraphCounters
 from .runner import Runner
@@ -32,6 +33,8 @@ class GraphSettings:
     trace: Callable[[str], None] | None = None  # takes the hashes of every segment
     timings: Callable[[str], None] | None = None  # takes a line a token
     checks: bool = False  # whether every layer's routing is compared with the host's
+    lookahead: int = 0  # layers behind a segment whose picks are guessed
+    guesses: GuessWriter | None = None  # takes each token's picks and guesses
 
 
 class Decoding:
@@ -53,6 +56,8 @@ class Decoding:
             timer=timer,
             log=settings.log,
             checks=settings.checks,
+            lookahead=settings.lookahead,
+            guesses=settings.guesses,
         )
 
     @property

@@ -25,6 +25,7 @@ from kernels.routed_m1 import routed_m1
 from kernels.routed_m1_buffers import RoutedBuffers
 from kernels.swiglu import swiglu
 
+from .look_ahead import LookAhead
 from .products import product
 from .side_stream import SideStream
 from .step_buffers import StepBuffers
@@ -35,6 +36,7 @@ class ExpertsStep:
 
     mixing   takes the site's coefficients, needed only at its end
     sharing  takes the shared expert
+    ahead    routers of later layers, on `mixing` behind the coefficients; None: none
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class ExpertsStep:
         tiers: ExpertTiers,
         mixing: SideStream,
         sharing: SideStream,
+        ahead: LookAhead | None = None,
     ) -> None:
         config = self._config = model.config
         self._model = model
@@ -52,6 +55,7 @@ class ExpertsStep:
         self._dtype = model.numerics.activation
         self._mixing = mixing
         self._sharing = sharing
+        self._ahead = ahead
         self._routed = {
             shape: RoutedBuffers.new(shape, config.top_k, model.device)
             for shape in set(tiers.shapes)
@@ -87,6 +91,9 @@ class ExpertsStep:
         )  # fmt: skip
         with self._sharing.fork():
             self._share(moe)
+        if self._ahead is not None:
+            with self._mixing.fork():
+                self._ahead.launch(layer)
         parts, pointers = self._route(layer, moe)
         self._sharing.join()
         self._mixing.join()

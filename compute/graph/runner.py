@@ -27,6 +27,8 @@ from compute.model.sequence import Sequence
 from protocol.errors import ConfigError, ShardError
 
 from .decode_step import DecodeStep
+from .foresight import Foresight
+from .guess_writer import GuessWriter
 from .hashes import Trace
 from .headers import Headers
 from .recording import GraphCounters, Recorder
@@ -53,6 +55,8 @@ class Runner:
     timer       measures parts, which are then launched one by one
     log         takes running counts and a line a miss
     checks      whether every layer's routing is compared with the host's
+    lookahead   layers behind a segment whose picks are guessed and told as hints; 0: none
+    guesses     takes each token's picks and what earlier layers' inputs would have picked
     """
 
     def __init__(
@@ -67,13 +71,20 @@ class Runner:
         timer: StepTimer | None = None,
         log: Callable[[str], None] | None = None,
         checks: bool = False,
+        lookahead: int = 0,
+        guesses: GuessWriter | None = None,
     ) -> None:
         config = self._config = model.config
         self.mode = mode
         self.counters = GraphCounters()
         self._model = model
         self._experts = experts
-        self._step = DecodeStep(model, sequence, experts.places)
+        n_ahead = max(lookahead, 0 if guesses is None else guesses.n_distances)
+        self._step = DecodeStep(model, sequence, experts.places, n_ahead=n_ahead)
+        self._guesses = guesses
+        self._foresight: Foresight | None = None
+        if self._step.ahead is not None and lookahead:
+            self._foresight = Foresight(self._step.ahead, experts, lookahead, self.counters)
         self._recorder = Recorder(model.device, self.counters, keeps=mode not in SPANNING)
         self._boundaries = Boundaries.of(config, boundaries)
         self._rate = MissRate(self._boundaries)
@@ -137,6 +148,8 @@ class Runner:
         step.buffers.inputs.copy_(self._inputs, non_blocking=True)
         step.extend_reach(sequence.position)
         self._experts.take_arrived()
+        if self._foresight is not None:
+            self._foresight.begin()
         self._recorder.check("the sequence", step.pointers())
         n_missed, n_flagged = self._experts.io.misses, 0
         for segment in self._segments():
@@ -144,6 +157,9 @@ class Runner:
         self._rate.note(n_flagged)
         if self._log is not None and self._steps % _LOG_STEPS == 0:
             self._log(self.counters.line())
+        if self._guesses is not None and step.ahead is not None:
+            guesses = step.ahead.all_guesses()[:, : self._guesses.n_distances]
+            self._guesses.take(sequence.position, self._headers.all_picks(), guesses)
         self._steps += 1
         sequence.position += 1
         self._experts.end_token(
@@ -160,6 +176,8 @@ class Runner:
         self._step.begin()
         if self._timer is not None:
             self._timer.finish()
+        if self._guesses is not None:
+            self._guesses.flush()
         if self._log is not None and self._check_routes is not None and self._steps:
             self._log(self.counters.line())
 
@@ -168,7 +186,7 @@ class Runner:
     def _segments(self) -> list[Segment]:
         if self.mode in BY_LAYER:
             return [(layer, layer + 1) for layer in range(self._config.n_layers)]
-        return self._boundaries.segments(self._rate.length())
+        return self._rate.segments()
 
     def _run_segment(self, segment: Segment) -> int:
         """Launch a segment and whatever its misses ask for; return its flagged layers."""
@@ -176,6 +194,8 @@ class Runner:
         if any(first <= layer < end for layer in self._config.engram_layers):
             with self._on_host("engram"):
                 self._rows.hand_over()
+        if self._foresight is not None and first:
+            self._experts.take_arrived()  # what was hinted may be there
         self._experts.settle()
         if self._timer is None:
             self._launch(("layers", first, end), partial(self._whole, first, end))
@@ -265,6 +285,8 @@ class Runner:
     def _first_flagged(self, first: int, end: int) -> int:
         """Wait for the headers of layers first to end - 1; the first with an absent pick, or -1."""
         self._headers.read(first, end)
+        if self._step.ahead is not None:
+            self._step.ahead.read(first, end)
         if end == self._config.n_layers:
             self._likeliest.copy_(self._step.buffers.likeliest, non_blocking=True)
         if self._timer is None:
@@ -274,7 +296,11 @@ class Runner:
                 self._wait()
         if self._check_routes is not None:
             self._check_routes.check(self.sequence.position, first, end)
-        return flagged(self._headers.n_absent(first, end), first)
+        found = flagged(self._headers.n_absent(first, end), first)
+        if self._foresight is not None:
+            # By the input of the last layer that has a true one: a flagged layer's is true.
+            self._foresight.tell(found if found >= 0 else end - 1, end)
+        return found
 
     def _wait(self) -> None:
         """The only wait for the device in a step without misses."""

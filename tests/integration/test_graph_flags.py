@@ -51,6 +51,24 @@ def test_nothing_is_printed_that_was_not_asked_for(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
+def test_routes_are_checked_and_picks_foretold_without_changing_a_token(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    eager, _ = generated(capsys, "--graph", "eager")
+    path = tmp_path / "guesses"
+    flags = ("--check-routes", "--lookahead", "2", "--predict-trace", str(path), "--graph-log")
+    layered, lines = generated(capsys, "--graph", "layer", *flags)
+    assert layered["ids"] == eager["ids"]
+    counts = [line for line in lines if line.startswith("graphs: ")][-1]
+    assert re.search(r", \d+ routes checked, \d+ hints$", counts)
+    assert headrace.main(["simulate", "--predictions", str(path), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["n_tokens"] == 4
+    assert [one["distance"] for one in facts["distances"]] == [1, 2, 3]
+    assert all(0 < one["recall"] < 1 for one in facts["distances"])
+
+
+@pytest.mark.slow
 def test_the_service_logs_them_and_counts_them(runtime_dir: Path) -> None:
     flags = ("--graph", "segment", "--trace-hash", "--graph-log", "--timings")
     with serving(runtime_dir, *flags) as served:

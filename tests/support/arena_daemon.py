@@ -54,6 +54,7 @@ class ArenaDaemon:
         self.epoch_done = self._epoch = 0
         self.asked: list[tuple[int, tuple[int, ...], tuple[int, ...], tuple[Key, ...]]] = []
         self.touched: list[tuple[int, list[Key]]] = []
+        self.hinted: list[tuple[int, int, tuple[int, ...]]] = []  # step, layer, experts
         self._pushed: list[Changes] = []
         self._rows: dict[int, NDArray[np.uint8]] = {}
         self._n_requests = 0
@@ -129,6 +130,11 @@ class ArenaDaemon:
         """Note a step's picks."""
         self.events.append("touch")
         self.touched.append((step, [(int(layer), int(expert)) for layer, expert in picks]))
+
+    def hint(self, step: int, layer: int, experts: Sequence[int]) -> None:
+        """Note a hint; none is followed."""
+        self.events.append("hint")
+        self.hinted.append((step, layer, tuple(experts)))
 
     def request_rows(self, table: int, rows: NDArray[Any], others: Sequence[Any] = ()) -> int:
         """Read rows of some tables."""

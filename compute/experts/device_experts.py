@@ -116,9 +116,11 @@ class DeviceExperts(MissClient):
         row = self.cache.slot_of[layer * self.places.n_experts :]
         group = tuple(sorted(expert for expert in picks if row[expert] < 0))
         slots = self._table.slots[layer]
-        self.io.misses += sum(slots[expert] < 0 for expert in group)
+        n_absent = sum(slots[expert] < 0 for expert in group)
+        self.io.misses += n_absent
         with self._stall():
-            self._fetch(layer, group, hints)
+            if n_absent:  # else all of them lie in chunks that are not registered yet
+                self._fetch(layer, group, hints)
             if self._registered is not None:
                 self._registered.wait_for(self._table.slots[layer][expert] for expert in group)
         self.settle()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import time
@@ -23,7 +24,11 @@ REGISTRY_HOSTS = (
 def make_plan(target: str) -> list[str]:
     """The commands that `make target` would run, set-up left out."""
     command = ["make", "--dry-run", "--no-print-directory", "--old-file=.venv/.ready", target]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    # A make that runs these tests hands its variables on (make test ARGS=...).
+    environment = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME")}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
     return [line for line in done.stdout.splitlines() if line.startswith(".venv/bin/")]
 
 

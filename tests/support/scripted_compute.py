@@ -74,7 +74,7 @@ class ScriptedCompute:
         most = len(self.says) if job.wishes.max_tokens is None else job.wishes.max_tokens
         for token_id in self.says[:most]:
             if self._waits(job):
-                reason = "cancelled" if job.is_cancelled else "deadline"
+                reason = "cancelled" if job.is_cancelled or self._closed else "deadline"
                 break
             n_new += 1
             self._say(job, token_id)
@@ -105,8 +105,9 @@ class ScriptedCompute:
         ends = time.monotonic() + self.token_s
         while not job.should_stop():
             if time.monotonic() >= ends and self.gate.wait(0.005):
-                return job.should_stop()
-        return True
+                break
+        # Once closed the gate opens, maybe before the job is told to stop.
+        return job.should_stop() or self._closed
 
     def _say(self, job: Job, token_id: int) -> None:
         wishes = job.wishes

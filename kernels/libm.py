@@ -38,7 +38,6 @@ _S1, _S2, _S3, _S4, _S5, _S6, _S7 = (tl.constexpr(c) for c in log_reference.SERI
 
 _LINEAR_ABOVE = tl.constexpr(LINEAR_ABOVE)
 _INFINITY = tl.constexpr(float("inf"))
-_NAN = tl.constexpr(float("nan"))
 
 
 @triton.jit
@@ -79,7 +78,7 @@ def log1pf(x):
     rest = s * (series + half_square) + (power * _LN_2_LOW + c)
     y = power * _LN_2_HIGH - ((half_square - rest) - f)
     y = tl.where(v == 0.0, v, y)  # a zero keeps its sign
-    return tl.where(special, tl.where(x == -1.0, -_INFINITY, tl.where(x > 0.0, x, _NAN)), y)
+    return tl.where(special, tl.where(x == -1.0, -_INFINITY, tl.where(x > 0.0, x, float("nan"))), y)
 
 
 @triton.jit

@@ -45,7 +45,7 @@ def test_every_layer_is_compared_and_no_byte_changes(
     assert all(map(np.array_equal, made.state(), plain.state()))
     checked = made.runner.counters.routes_checked
     assert checked >= 6 * N_LAYERS * (2 if mode == "oracle" else 1)
-    if n_slots == 256 and mode != "oracle":
+    if made.runner.counters.misses == 0 and mode != "oracle":
         assert checked == 6 * N_LAYERS
     assert plain.runner.counters.routes_checked == 0
 

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench import block_parts
 from bench.in_place import in_place
 from bench.index_parts import index_parts
+from bench.timing import seconds
 from bench.whole_step import whole_step
 from kernels.attend_sparse import attend_sparse
 from kernels.formats.fp4_expert import Fp4Shape
@@ -92,25 +90,6 @@ def main() -> int:
     found |= whole
     print(json.dumps({name: round(value, 4) for name, value in found.items()}))
     return 0
-
-
-def seconds(launch: Callable[[], object], repeats: int) -> float:
-    """Return the median time of one replay of what `launch` launches."""
-    launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
-    timer = partial(torch.cuda.Event, enable_timing=True)
-    times = []
-    for _ in range(repeats):
-        begin, end = timer(), timer()
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1000)
-    return float(statistics.median(times))
 
 
 def ceilings(repeats: int) -> dict[str, float]:

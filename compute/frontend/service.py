@@ -10,23 +10,23 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from protocol.errors import HeadraceError
 from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from protocol.wire.messages import Joined
 from protocol.wire.sockets import RuntimePaths
 
-from .answer import Answer, Moved, Parser, Piece, PlainParser
+from .answer import Answer, Parser, PlainParser
 from .apis.sampling import Draw
 from .compute_link import ComputeLink, ComputeLost, Order
 from .config import FrontendConfig
 from .constraints import BoundGrammar, grammar_of
 from .encoding import Encoding, Prompt
+from .followed import Followed
 from .http.errors import ApiError
 from .metrics import Metrics
 from .recent import Recent, Remembered
@@ -147,26 +147,17 @@ class Frontend:
         answer.usage.prompt_ms = asked.prompt_ms
         return answer
 
-    async def followed(
-        self, answer: Answer, number: str, path: str
-    ) -> AsyncGenerator[Moved | Piece, None]:
-        """Yield an answer's steps, and remember and count how it ended."""
+    def followed(self, answer: Answer, number: str, path: str) -> Followed:
+        """Return an answer's steps; how they end is remembered and counted."""
         remembered = Remembered(number, path, answer.usage)
         self.recent.add(remembered)
-        end = "left"
-        steps = answer.steps()
-        try:
-            async for step in steps:
-                yield step
-            end = "stop" if answer.finished is None else answer.finished.reason
-        except (ApiError, HeadraceError):
-            end = "error"
-            raise
-        finally:
-            await steps.aclose()
-            remembered.ended(end)
-            self.metrics.ended(end, answer.usage)
+
+        def ended(how: str) -> None:
+            remembered.ended(how)
+            self.metrics.ended(how, answer.usage)
             _LOG.info("%s", remembered.line())
+
+        return Followed(answer, ended)
 
     def close(self) -> None:
         """End the prompts' thread."""

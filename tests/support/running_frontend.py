@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -122,3 +124,12 @@ def running_frontend(runtime_dir: Path, **settings: Any) -> Iterator[RunningFron
         yield frontend
     finally:
         frontend.close()
+
+
+def ask_and_leave(url: str, path: str, body: Any, after_s: float) -> None:
+    """Send a request whole, and reset its connection some time later."""
+    with contextlib.closing(connect(url)) as connection:
+        connection.request("POST", path, json.dumps(body))
+        time.sleep(after_s)
+        linger = struct.pack("ii", 1, 0)
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

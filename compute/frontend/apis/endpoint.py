@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from compute.frontend.answer import Answer, Moved, Piece
 from compute.frontend.encoding import Prompt
+from compute.frontend.followed import Followed
 from compute.frontend.http.errors import ApiError, Shape, api_error, error_response
 from compute.frontend.http.event_stream import EventStream, comment, while_connected
 from compute.frontend.http.json_body import read_object
@@ -76,10 +77,12 @@ class GeneratingEndpoint:
             return EventStream(
                 _events(reading.writer, answer, steps),
                 write_timeout_s=frontend.config.write_timeout_s,
+                at_end=steps.aclose,
                 keep_alive=reading.keep_alive,
                 headers=headers,
             )
-        pieces = await while_connected(request.receive, _pieces(steps))
+        async with contextlib.aclosing(steps):
+            pieces = await while_connected(request.receive, _pieces(steps))
         return JSONResponse(reading.writer.whole(pieces, answer), headers=headers)
 
 
@@ -115,14 +118,11 @@ async def _begun(reading: Reading, frontend: Frontend) -> Answer:
     return await frontend.begin(asked)
 
 
-async def _pieces(steps: AsyncGenerator[Moved | Piece, None]) -> list[Piece]:
-    async with contextlib.aclosing(steps):
-        return [step async for step in steps if isinstance(step, Piece)]
+async def _pieces(steps: Followed) -> list[Piece]:
+    return [step async for step in steps if isinstance(step, Piece)]
 
 
-async def _events(
-    writer: Writer, answer: Answer, steps: AsyncGenerator[Moved | Piece, None]
-) -> AsyncGenerator[bytes, None]:
+async def _events(writer: Writer, answer: Answer, steps: Followed) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(steps):
         for event in writer.opening(answer):
             yield event

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -65,6 +65,7 @@ class EventStream(Response):
     """A response whose events come from an iterator.
 
     events            closed when the response ends, however it does
+    at_end            awaited then: events that were never begun cannot end what they hold
     keep_alive        sent when nothing has come for KEEP_ALIVE_S
     write_timeout_s   how long a client may take nothing
     """
@@ -74,12 +75,14 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         *,
         write_timeout_s: float,
+        at_end: Callable[[], Awaitable[None]],
         keep_alive: bytes = comment("still here"),
         headers: dict[str, str] | None = None,
     ) -> None:
         self.status_code = 200
         self.background = None
         self._events = events
+        self._at_end = at_end
         self._keep_alive = keep_alive
         self._write_timeout_s = write_timeout_s
         self.init_headers(_HEADERS | (headers or {}))
@@ -92,6 +95,9 @@ class EventStream(Response):
             pass
         except TimeoutError:
             scope.get("state", {}).get("abort", _nothing)()
+        finally:
+            await self._events.aclose()
+            await self._at_end()
 
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}

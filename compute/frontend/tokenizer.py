@@ -105,13 +105,17 @@ class Tokenizer:
         markers   True: spelled markers such as `<think>` become their special ids.
                   False: they stay text, as text that others wrote must.
 
+        Other threads run meanwhile: the library keeps them waiting only where it encodes one text
+        by itself.
+
         Raises ConfigError for a text that came from bytes that are not UTF-8.
         """
         backend = self._backend
         if not markers and any(spelling in text for spelling in self._spellings):
             backend = self._plain
         try:
-            return list(backend.encode(text, add_special_tokens=False).ids)
+            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
+            return list(encoding.ids)
         except TypeError:
             place = next(k for k, character in enumerate(text) if "\ud800" <= character <= "\udfff")
             raise ConfigError(f"text: what stands at character {place} is not UTF-8") from None

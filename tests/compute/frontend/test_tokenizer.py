@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,23 @@ def test_the_frontend_imports_no_torch() -> None:
         "raise SystemExit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    text = (ROOT / "demo" / "heldout.txt").read_text() * 8
+    pauses, ended = [0.0], threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            began = time.monotonic()
+            time.sleep(0.001)
+            pauses.append(time.monotonic() - began)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    began = time.monotonic()
+    DEMO.encode(text)
+    took = time.monotonic() - began
+    ended.set()
+    watcher.join()
+    assert max(pauses) < took / 2

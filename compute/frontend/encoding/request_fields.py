@@ -91,7 +91,9 @@ def _effort(
     param, value = _named_effort(api, body)
     named = None if value is None else settings.effort_of(value, param)
     thinking = _switch(body)
-    forced = bool(taken.get("tools")) and _choice(taken) in _FORCING
+    forced = _choice(taken) in _FORCING
+    if forced and not taken.get("tools"):
+        raise RequestError("tool_choice: a call is demanded of no tools", param="tool_choice")
     if forced and thinking:
         raise RequestError(
             "tool_choice: a call can be forced only without thinking; leave tool_choice at auto "

@@ -78,7 +78,8 @@ class Encoding:
             ids = token_ids(spans, self.tokenizer)
             return Prompt(ids=ids, spans=spans, start=Start.TEXT_CONTINUED)
         n_ids = self.tokenizer.n_ids
-        if not isinstance(prompt, list) or not prompt:
+        several = isinstance(prompt, list) and any(isinstance(part, str | list) for part in prompt)
+        if not isinstance(prompt, list) or not prompt or several:
             raise RequestError("prompt: wanted one text or one list of token ids", param="prompt")
         for token_id in prompt:
             if type(token_id) is not int or not 0 <= token_id < n_ids:

@@ -485,3 +485,9 @@ def test_no_other_prompt_is_completed(prompt: Any) -> None:
     with pytest.raises(RequestError) as caught:
         ENCODING.completion(prompt)
     assert caught.value.param == "prompt" and caught.value.status == 400
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], [[]]])
+def test_several_prompts_in_one_completion_are_refused_as_such(prompt: Any) -> None:
+    with pytest.raises(RequestError, match="wanted one text or one list of token ids"):
+        ENCODING.completion(prompt)

@@ -74,15 +74,16 @@ def make_experts(
     from .experts.device_experts import DeviceExperts  # noqa: PLC0415  as above
     from .experts.tiers import ExpertTiers  # noqa: PLC0415
 
+    shapes = expert_shapes(checkpoint)
     places = ExpertTiers(
-        expert_shapes(checkpoint),
+        shapes,
         [layout.formats for layout in checkpoint.slice_map.layouts],
         checkpoint.config.n_experts,
         _slot_bytes(checkpoint),
         n_device,
         device,
     )
-    return DeviceExperts(client, expert_shapes(checkpoint), places, waiting)
+    return DeviceExperts(client, shapes, places, waiting)
 
 
 def find_device_slots(checkpoint: Checkpoint, config: ComputeConfig, device: torch.device) -> int:

@@ -20,19 +20,21 @@ def interpreted() -> bool:
 
 
 @lru_cache(maxsize=16)
+def capability(device: torch.device) -> tuple[int, int]:
+    """Return the compute capability, (0, 0) where kernels are not compiled for a GPU."""
+    if device.type != "cuda" or interpreted():
+        return 0, 0
+    return torch.cuda.get_device_capability(device)
+
+
 def speaks_ptx(device: torch.device) -> bool:
     """Whether kernels with inline PTX and explicit layouts run on this device.
 
     They want byte dot products and byte permutes of compute capability 8.0 or newer.
     """
-    if device.type != "cuda" or interpreted():
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    return capability(device) >= (8, 0)
 
 
-@lru_cache(maxsize=16)
 def has_warpgroup_products(device: torch.device) -> bool:
     """Whether kernels with the products of Hopper's warp groups run on this device."""
-    if device.type != "cuda" or interpreted():
-        return False
-    return torch.cuda.get_device_capability(device)[0] == 9
+    return capability(device)[0] == 9

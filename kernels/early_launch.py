@@ -7,13 +7,11 @@ it reads or writes anything, so that whoever waits for it has waited for all bef
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 
-from .device import interpreted
+from .device import capability
 
 
 @triton.jit
@@ -26,11 +24,6 @@ def join_previous(EARLY: tl.constexpr):
 
 def early(device: torch.device) -> dict[str, bool]:
     """Return the options of a launch whose kernel joins the one before it."""
-    return {"EARLY": True, "launch_pdl": True} if _can_begin_early(device) else {"EARLY": False}
-
-
-@lru_cache(maxsize=16)
-def _can_begin_early(device: torch.device) -> bool:
-    if device.type != "cuda" or interpreted():
-        return False
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    if capability(device) < (9, 0):
+        return {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True}

@@ -9,11 +9,10 @@ at most; a slot in a promotion is nobody's. Source: DESIGN.md, sections 2 and 8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Keys = NDArray[np.int64]
 
@@ -125,6 +124,6 @@ class DeviceCache:
         return slot, victim
 
 
-def keys_of(layers: Sequence[int], experts: Sequence[int], n_experts: int) -> Keys:
+def keys_of(layers: ArrayLike, experts: ArrayLike, n_experts: int) -> Keys:
     """Return flat key numbers."""
     return np.asarray(layers, np.int64) * n_experts + np.asarray(experts, np.int64)

@@ -24,7 +24,7 @@ from protocol.wire.client import ExpertClient
 from protocol.wire.messages import Added, Drop
 
 from .arena_view import PieceShapes, pieces_of, slots_tensor
-from .device_cache import DeviceCache, Promotion
+from .device_cache import DeviceCache, Promotion, keys_of
 from .miss_client import Hints, MissClient
 from .registered_arena import RegisteredArena, Registrar
 from .request_io import Waiting
@@ -150,7 +150,7 @@ class DeviceExperts(MissClient):
         pairs[:, 0] = np.repeat(np.arange(n_layers), top_k)
         pairs[:, 1] = picks.reshape(-1)
         self._touch(step, pairs)
-        self._choose((pairs[:, 0].astype(np.int64) * self.places.n_experts) + pairs[:, 1])
+        self._choose(keys_of(pairs[:, 0], pairs[:, 1], self.places.n_experts))
 
     def hint(self, layer: int, experts: Sequence[int]) -> None:
         """Tell which experts a layer of this step may want, best first; a loss costs nothing.

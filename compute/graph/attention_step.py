@@ -6,10 +6,10 @@ Source: model specification, sections 3.3 to 3.6.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
+from compute.model.highway import mix_settings
 from compute.model.model import Model
 from compute.model.sequence import Sequence
 from kernels.attend_sparse import attend_sparse
@@ -56,11 +56,7 @@ class AttentionStep:
         self._rows = None if source is None else sequence.rows[source]
         chooser = config.index_source(layer)
         self._selection = None if chooser is None else buffers.selections[chooser]
-        self._mix_settings: dict[str, Any] = {
-            "n_iterations": config.hc_sinkhorn_iters,
-            "hc_eps": config.hc_eps,
-            "norm_eps": config.norm_eps,
-        }
+        self._mix_settings = mix_settings(config)
 
     def run(self) -> None:
         """Launch the site."""

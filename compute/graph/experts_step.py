@@ -7,12 +7,11 @@ Source: model specification, section 3.7.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from compute.experts.tiers import ExpertTiers
+from compute.model.highway import mix_settings
 from compute.model.model import Model
 from compute.model.weights import MoeWeights
 from kernels.byte_planes import Planes
@@ -71,11 +70,7 @@ class ExpertsStep:
             f32(width),
             f32(config.hidden_size),
         )
-        self._mix_settings: dict[str, Any] = {
-            "n_iterations": config.hc_sinkhorn_iters,
-            "hc_eps": config.hc_eps,
-            "norm_eps": config.norm_eps,
-        }
+        self._mix_settings = mix_settings(config)
 
     def run(self, layer: int, out: Tensor) -> None:
         """Launch the site; `out` takes the streams."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compute.model.matrix import BF16, FP8, ROW_BLOCKS, Matrix, StoredMatrix
-from kernels.gemv import gemv
-from kernels.gemv_blocks import gemv_blocks
+from compute.model.matrix import Matrix, StoredMatrix
 
 
 def product(x: Tensor, matrix: Matrix, *, out: Tensor | None = None) -> Tensor:
@@ -15,17 +13,13 @@ def product(x: Tensor, matrix: Matrix, *, out: Tensor | None = None) -> Tensor:
 
     x  [1, k] f32, with groups [1, groups * k]
     """
-    if isinstance(matrix, StoredMatrix) and matrix.format in {FP8, BF16}:
-        return gemv(x, matrix.values, matrix.scales, groups=matrix.groups, out=out)
-    if isinstance(matrix, StoredMatrix) and matrix.format in ROW_BLOCKS:
-        return gemv_blocks(x, matrix.values, matrix.format, groups=matrix.groups, out=out)
+    if isinstance(matrix, StoredMatrix):
+        return matrix.row_product(x, out=out)
     found = _f32_product(x, matrix)
     return found if out is None else out.copy_(found)
 
 
-def _f32_product(x: Tensor, matrix: Matrix) -> Tensor:
-    if isinstance(matrix, StoredMatrix):
-        return matrix.row_product(x)
+def _f32_product(x: Tensor, matrix: Tensor) -> Tensor:
     if matrix.dim() == 2:
         return torch.nn.functional.linear(x, matrix)
     rows = x.view(matrix.shape[0], 1, -1)

@@ -6,7 +6,7 @@ Source: model specification, sections 3.0 and 3.1.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,15 @@ class Mix(NamedTuple):
     comb: Tensor  # [T, S, S]
 
 
+def mix_settings(config: ModelConfig) -> dict[str, Any]:
+    """Return what `hc_mix` is told of the model beside tensors."""
+    return {
+        "n_iterations": config.hc_sinkhorn_iters,
+        "hc_eps": config.hc_eps,
+        "norm_eps": config.norm_eps,
+    }
+
+
 def mix(streams: Tensor, weights: HighwayWeights, config: ModelConfig) -> Mix:
     """Return the coefficients that the streams [T, S, H] give a site."""
     launch = hc_mix.hc_mix
@@ -37,9 +46,7 @@ def mix(streams: Tensor, weights: HighwayWeights, config: ModelConfig) -> Mix:
             weights.fn,
             weights.scale,
             weights.base,
-            n_iterations=config.hc_sinkhorn_iters,
-            hc_eps=config.hc_eps,
-            norm_eps=config.norm_eps,
+            **mix_settings(config),
         )
     )
 

@@ -56,22 +56,25 @@ class StoredMatrix:
             return self.values.to(dtype)
         return FORMATS[self.format].dequantise(self.values).view(self.n, self.k).to(dtype)
 
-    def row_product(self, x: Tensor) -> Tensor:
+    def row_product(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return x . matrix^T [M, n] f32 of at most MAX_ROWS rows x [M, groups * k] f32.
+
+        In `out` where given.
 
         A matrix of blocks takes rows rounded to q8_1, as the kernel for it does.
         """
         if self.format in {FP8, BF16}:
             from kernels.gemv import gemv  # noqa: PLC0415  Triton takes long to import
 
-            return gemv(x, self.values, self.scales, groups=self.groups)
+            return gemv(x, self.values, self.scales, groups=self.groups, out=out)
         if self.format in ROW_BLOCKS:
             from kernels.gemv_blocks import gemv_blocks  # noqa: PLC0415  as above
 
-            return gemv_blocks(x, self.values, self.format, groups=self.groups)
+            return gemv_blocks(x, self.values, self.format, groups=self.groups, out=out)
         weight = self.dequantised(torch.float32).view(self.groups, -1, self.k)
         rows = x.view(x.shape[0], self.groups, self.k).transpose(0, 1)
-        return torch.bmm(rows, weight.transpose(1, 2)).transpose(0, 1).flatten(1)
+        found = torch.bmm(rows, weight.transpose(1, 2)).transpose(0, 1).flatten(1)
+        return found if out is None else out.copy_(found)
 
 
 Matrix = Tensor | StoredMatrix  # Tensor: f32, [n, k] or [groups, n / groups, k]

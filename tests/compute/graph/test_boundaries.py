@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
 import pytest
 
 from protocol.files.checkpoint import Checkpoint, open_checkpoint
-from tests.support.decode_rig import Rig, close_rigs, demo, make_rig
+from tests.support.decode_rig import Rig, demo, make_rig
 from tests.support.fake_checkpoint import write_fake_checkpoint
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(autouse=True)
-def _rigs_are_closed() -> Iterator[None]:
-    yield
-    close_rigs()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +12,12 @@ from compute.graph.guess_writer import GuessWriter
 from compute.graph.products import product
 from kernels.reference.route_select import route_select
 from protocol.files.guess_format import NO_EXPERT, GuessShape, decode_blocks, decode_header
-from tests.support.decode_rig import Rig, close_rigs, demo, make_rig
+from tests.support.decode_rig import Rig, demo, make_rig
 
 PROMPT = [3, 911, 17, 2045]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 CONFIG = demo().config
 SHAPE = GuessShape(CONFIG.n_layers, CONFIG.n_experts, CONFIG.top_k)
-
-
-@pytest.fixture(autouse=True)
-def _rigs_are_closed() -> Iterator[None]:
-    yield
-    close_rigs()
 
 
 def greedy(made: Rig, n: int, token: int = 42) -> list[int]:

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from compute.graph.runner import Runner
-from tests.support.decode_rig import Rig, close_rigs, make_rig
+from tests.support.decode_rig import Rig, make_rig
 
 PROMPT = [3, 911, 17, 2045, 88, 640]
 N_STEPS = 200
 MODES = ["eager", "layer", "segment"]
-
-
-@pytest.fixture(autouse=True)
-def _rigs_are_closed() -> Iterator[None]:
-    yield
-    close_rigs()
 
 
 def launches_noted(rig: Rig) -> None:

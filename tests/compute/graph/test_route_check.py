@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 from protocol.errors import ShardError
-from tests.support.decode_rig import Rig, close_rigs, make_rig
+from tests.support.decode_rig import Rig, make_rig
 
 PROMPT = [3, 911, 17, 2045]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 N_LAYERS = 8
-
-
-@pytest.fixture(autouse=True)
-def _rigs_are_closed() -> Iterator[None]:
-    yield
-    close_rigs()
 
 
 def greedy(made: Rig, n: int, token: int = 42) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
@@ -10,16 +9,10 @@ import pytest
 import torch
 
 from compute.model.sequence import Sequence
-from tests.support.decode_rig import CONTEXT, Rig, close_rigs, demo, demo_model, make_rig
+from tests.support.decode_rig import CONTEXT, Rig, demo, demo_model, make_rig
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PROMPT = [3, 911, 17, 2045, 88, 640, 1201, 5, 77, 3001, 12]
-
-
-@pytest.fixture(autouse=True)
-def _rigs_are_closed() -> Iterator[None]:
-    yield
-    close_rigs()
 
 
 def greedy(rig: Rig, n: int, first: int = 42) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.support.decode_rig import (
     CONTEXT,
     Rig,
     beside,
-    close_rigs,
     demo,
     demo_model,
     make_experts,
@@ -29,12 +27,6 @@ from tests.support.decode_rig import (
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PROMPTS = [[3, 911, 17, 2045, 88], [640, 1201, 5]]
-
-
-@pytest.fixture(autouse=True)
-def _rigs_are_closed() -> Iterator[None]:
-    yield
-    close_rigs()
 
 
 def greedy(made: Rig, n: int, token: int = 42) -> list[int]:

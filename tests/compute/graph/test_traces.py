@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from compute.graph.hashes import Tracer
 from compute.graph.timings import PARTS, StepTimer
-from tests.support.decode_rig import Rig, close_rigs, make_rig
+from tests.support.decode_rig import Rig, make_rig
 
 PROMPT = [3, 911, 17, 2045]
 LINE = re.compile(
     r"position (\d+) layers (\d+)\.\.(\d+) streams ([0-9a-f]{16}) hidden ([0-9a-f]{16})"
 )
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(autouse=True)
-def _rigs_are_closed() -> Iterator[None]:
-    yield
-    close_rigs()
 
 
 def steps(made: Rig, n: int, token: int = 42) -> list[int]:

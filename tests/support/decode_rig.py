@@ -78,6 +78,15 @@ class Rig:
             self.model.forward(self.runner.sequence, [token], self.experts, self.experts)
             self.experts.end_step()
 
+    def greedy(self, n: int, token: int = 42) -> list[int]:
+        """Take in `token` and the likeliest ids after it; return the n ids found."""
+        ids = []
+        for _ in range(n):
+            self.runner.step(token)
+            token = self.runner.likeliest()
+            ids.append(token)
+        return ids
+
     def state(self) -> list[np.ndarray]:
         """Return the bytes of the sequence's state and of what the last step left."""
         sequence, step = self.runner.sequence, self.runner._step

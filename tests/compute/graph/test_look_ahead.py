@@ -22,11 +22,7 @@ SHAPE = GuessShape(CONFIG.n_layers, CONFIG.n_experts, CONFIG.top_k)
 
 def greedy(made: Rig, n: int, token: int = 42) -> list[int]:
     made.prefill(PROMPT)
-    ids = []
-    for _ in range(n):
-        made.runner.step(token)
-        token = made.runner.likeliest()
-        ids.append(token)
+    ids = made.greedy(n, token)
     made.runner.finish()
     return ids
 

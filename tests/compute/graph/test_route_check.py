@@ -19,12 +19,7 @@ N_LAYERS = 8
 
 def greedy(made: Rig, n: int, token: int = 42) -> list[int]:
     made.prefill(PROMPT)
-    ids = []
-    for _ in range(n):
-        made.runner.step(token)
-        token = made.runner.likeliest()
-        ids.append(token)
-    return ids
+    return made.greedy(n, token)
 
 
 @pytest.mark.parametrize("device", DEVICES)

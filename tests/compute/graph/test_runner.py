@@ -15,15 +15,6 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PROMPT = [3, 911, 17, 2045, 88, 640, 1201, 5, 77, 3001, 12]
 
 
-def greedy(rig: Rig, n: int, first: int = 42) -> list[int]:
-    ids, token = [], first
-    for _ in range(n):
-        rig.runner.step(token)
-        token = rig.runner.likeliest()
-        ids.append(token)
-    return ids
-
-
 def same_state(one: Rig, other: Rig) -> bool:
     pairs = zip(one.state(), other.state(), strict=True)
     return all(np.array_equal(left, right) for left, right in pairs)
@@ -58,7 +49,7 @@ def test_every_mode_leaves_the_bytes_of_the_eager_one(
     eager, made = make_rig(device, mode="eager"), make_rig(device, mode=mode, boundaries=boundaries)
     for one in (eager, made):
         one.prefill(PROMPT)
-    assert greedy(made, 8) == greedy(eager, 8)
+    assert made.greedy(8) == eager.greedy(8)
     assert same_state(made, eager)
     assert made.runner.counters.replays > 0
 
@@ -76,8 +67,8 @@ def test_a_miss_at_any_layer_changes_no_byte(device: str, n_steps: int) -> None:
     cases += pairs if device == "cuda" else pairs[n_steps::5]
     for one in (eager, made):
         one.prefill(PROMPT)
-    greedy(eager, n_steps)
-    greedy(made, n_steps)
+    eager.greedy(n_steps)
+    made.greedy(n_steps)
     token = 1234
     for layers in cases:
         eager.runner.step(token)
@@ -103,7 +94,7 @@ def test_no_byte_depends_on_the_sizes_of_the_tiers(
     made = make_rig(device, mode="segment", n_slots=n_slots, n_device=n_device)
     for one in (eager, made):
         one.prefill(PROMPT)
-    assert greedy(made, 10) == greedy(eager, 10)
+    assert made.greedy(10) == eager.greedy(10)
     assert same_state(made, eager)
     assert made.experts.io.misses > 0
     assert (made.experts.cache.n_promoted > 0) == (n_device > 0)
@@ -138,12 +129,12 @@ def test_a_steps_picks_are_told_once_it_is_done() -> None:
 def test_a_new_sequence_reads_nothing_of_the_old_one() -> None:
     made, fresh = make_rig(mode="segment"), make_rig(mode="segment")
     made.prefill(PROMPT[::-1] * 9)
-    greedy(made, 3)
+    made.greedy(3)
     made.runner.finish()
     made.runner.sequence.reset()
     for one in (made, fresh):
         one.prefill(PROMPT)
-    assert greedy(made, 6) == greedy(fresh, 6)
+    assert made.greedy(6) == fresh.greedy(6)
 
 
 def test_the_oracle_names_the_first_byte_that_differs() -> None:

@@ -29,15 +29,6 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PROMPTS = [[3, 911, 17, 2045, 88], [640, 1201, 5]]
 
 
-def greedy(made: Rig, n: int, token: int = 42) -> list[int]:
-    ids = []
-    for _ in range(n):
-        made.runner.step(token)
-        token = made.runner.likeliest()
-        ids.append(token)
-    return ids
-
-
 def layer_hashes(lines: list[str]) -> dict[tuple[str, str], list[str]]:
     """By position and last layer: the hashes."""
     split = [line.split() for line in lines]
@@ -56,7 +47,7 @@ def test_two_sequences_in_turn_are_as_each_of_them_alone(
         lines: list[str] = []
         eager = make_rig(device, mode="eager", tracer=Tracer(lines.append))
         eager.prefill(prompt)
-        wanted.append(greedy(eager, 8))
+        wanted.append(eager.greedy(8))
         alone.append(layer_hashes(lines))
     traces: list[list[str]] = [[], []]
     first = make_rig(
@@ -68,7 +59,7 @@ def test_two_sequences_in_turn_are_as_each_of_them_alone(
     found: list[list[int]] = [[], []]
     for _ in range(8):
         for made, ids in zip(rigs, found, strict=True):
-            ids += greedy(made, 1, ids[-1] if ids else 42)
+            ids += made.greedy(1, ids[-1] if ids else 42)
     assert found == wanted
     for trace, hashes in zip(traces, alone, strict=True):
         own = layer_hashes(trace)
@@ -88,7 +79,7 @@ def test_one_memory_given_from_sequence_to_sequence_shows_none_of_the_last_one(
             fresh = make_rig(device, mode="eager")
             for one in (made, fresh):
                 one.prefill(prompt)
-            assert greedy(made, 4) == greedy(fresh, 4)
+            assert made.greedy(4) == fresh.greedy(4)
             pairs = zip(made.state(), fresh.state(), strict=True)
             assert all(np.array_equal(left, right) for left, right in pairs)
     assert made.runner.counters.recaptures == 0
@@ -99,19 +90,19 @@ def test_a_pointer_that_changed_has_every_graph_captured_anew(what: str) -> None
     made, plain = make_rig(mode="segment"), make_rig(mode="eager")
     for one in (made, plain):
         one.prefill(PROMPTS[0])
-    ids = greedy(made, 3)
+    ids = made.greedy(3)
     counters = made.runner.counters
     n_recorded, n_captures = len(made.runner._recorder._recordings), counters.captures
     if what == "the sequence":
         made.runner.sequence.windows[3] = made.runner.sequence.windows[3].clone()
     else:
         made.experts.places.addresses = made.experts.places.addresses.clone()
-    ids += greedy(made, 3, ids[-1])
+    ids += made.greedy(3, ids[-1])
     assert counters.reasons == {what: n_recorded}
     assert counters.recaptures == n_recorded
     assert counters.captures > n_captures
     if what == "the arena":
-        assert ids == greedy(plain, 6)
+        assert ids == plain.greedy(6)
 
 
 class Heir:
@@ -155,11 +146,11 @@ def test_an_arena_that_changes_within_a_step_is_not_read_through_old_graphs(
     made = Rig(model, heir.now, experts, runner)
     for one in (eager, made):
         one.prefill(PROMPTS[0])
-    ids = greedy(made, 12)
+    ids = made.greedy(12)
     heir.dies = True
-    ids += greedy(made, 12, ids[-1])
+    ids += made.greedy(12, ids[-1])
     assert not heir.dies
-    assert ids == greedy(eager, 24)
+    assert ids == eager.greedy(24)
     assert runner.counters.recaptures > 0
     assert "the arena" in runner.counters.reasons
 
@@ -186,7 +177,7 @@ def test_a_capture_that_fails_costs_graphs_and_no_token(
     eager, made = make_rig(device, mode="eager"), make_rig(device, mode=mode)
     for one in (eager, made):
         one.prefill(PROMPTS[0])
-    assert greedy(made, 6) == greedy(eager, 6)
+    assert made.greedy(6) == eager.greedy(6)
     pairs = zip(made.state(), eager.state(), strict=True)
     assert all(np.array_equal(left, right) for left, right in pairs)
     counters = made.runner.counters

@@ -20,11 +20,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 def steps(made: Rig, n: int, token: int = 42) -> list[int]:
     made.prefill(PROMPT)
-    ids = []
-    for _ in range(n):
-        made.runner.step(token)
-        token = made.runner.likeliest()
-        ids.append(token)
+    ids = made.greedy(n, token)
     made.runner.finish()
     return ids
 

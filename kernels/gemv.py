@@ -6,6 +6,8 @@ in ascending order, then lanes are summed in a fixed tree: a row's bits depend o
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -73,7 +75,7 @@ def gemv(
     x        [M, groups * k] f32, M at most 8
     weight   [n, k] u8 E4M3 codes, or bf16
     scales   [ceil(n / 32), ceil(k / 32)] u8 E8M0 for E4M3, None for bf16
-    groups   rows g * n / groups .. of the matrix take the g-th k channels of x
+    groups   as many equal parts of the matrix's rows, the g-th takes the g-th k channels of x
     plain    takes the body without explicit layouts on a GPU too, for comparison
     returns  [M, n] f32, in `out` where given: then nothing is allocated
 
@@ -100,7 +102,7 @@ def gemv(
         if tiles(n // groups, k):
             launch_layouts(x, weight, scales, out, groups)
             return out
-    rows, block = 16, 64
+    rows, block = 16 if groups == 1 else math.gcd(16, n // groups), 64
     grid = (triton.cdiv(n, rows), x.shape[0])
     stand_in = weight if scales is None else scales
     _gemv_kernel[grid](
@@ -116,8 +118,8 @@ def _check(x: Tensor, weight: Tensor, scales: Tensor | None, groups: int) -> Non
         raise ValueError(f"gemv: x is {x.dtype} {tuple(x.shape)}, wanted f32 [M, {groups * k}]")
     if x.shape[0] > MAX_ROWS:
         raise ValueError(f"gemv: {x.shape[0]} rows, at most {MAX_ROWS}")
-    if n % groups or (groups > 1 and n // groups % 32):
-        raise ValueError(f"gemv: {n} matrix rows do not make {groups} groups of whole tiles")
+    if n % groups:
+        raise ValueError(f"gemv: {n} matrix rows do not make {groups} equal groups")
     if not (x.stride(1) == 1 and weight.is_contiguous()):
         raise ValueError("gemv: rows of x and the weight are contiguous")
     wanted = torch.bfloat16 if scales is None else torch.uint8

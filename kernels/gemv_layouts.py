@@ -81,7 +81,9 @@ def tiling(n: int, k: int, rows_a_group: int) -> tuple[int, int, gl.BlockedLayou
     lanes = min(32, blocks & -blocks)
     rows_a_lane, warps = 4, 1
     while rows_a_group % (32 // lanes * rows_a_lane) or (
-        rows_a_lane > 1 and n // (32 // lanes * rows_a_lane) < _WARPS_TO_FILL
+        rows_a_lane > 1
+        # A program has rows of one row of tiles, and there should be programs for every scheduler.
+        and (lanes < rows_a_lane or n // (32 // lanes * rows_a_lane) < _WARPS_TO_FILL)
     ):
         rows_a_lane //= 2
     rows = 32 // lanes * rows_a_lane

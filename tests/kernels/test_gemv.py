@@ -15,6 +15,7 @@ DEVICES = [
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 SHAPES = [(32, 256, 1), (96, 160, 1), (128, 96, 2), (40, 32, 1), (64, 32, 1)]
+SHAPES += [(96, 64, 2), (40, 32, 5), (6, 32, 2)]  # groups that end within a row of tiles
 
 
 def stored(n: int, k: int, *, fp8_tiles: bool) -> tuple[Tensor, Tensor | None]:
@@ -52,6 +53,16 @@ def test_every_code_and_extreme_scales_are_read_exactly(device: str) -> None:
     x[0, 5] = 1.0
     found = gemv.gemv(x.to(device), weight.to(device), scales.to(device))
     assert torch.equal(found.cpu(), reference.gemv(x, weight, scales, 1))
+
+
+@pytest.mark.gpu
+def test_very_many_short_rows_take_each_its_own_scale() -> None:
+    weight, scales = stored(96_000, 64, fp8_tiles=True)
+    x = torch.randn(1, 64, generator=torch.Generator().manual_seed(1))
+    assert scales is not None
+    found = gemv.gemv(x.cuda(), weight.cuda(), scales.cuda()).cpu()
+    wanted = reference.gemv(x, weight, scales, 1)
+    assert (found - wanted).norm() <= 1e-6 * wanted.norm()
 
 
 @pytest.mark.gpu

@@ -64,7 +64,8 @@ class DaemonProcess:
         """Start and wait for READY; the arena kept from before goes with it."""
         passed = {"arena": self.arena} if self.arena >= 0 and with_arena else {}
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
-        environment |= {"NOTIFY_SOCKET": str(self._notify_path), "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment |= {"NOTIFY_SOCKET": str(self._notify_path), "PYTHONPATH": path}
         with self.log.open("ab") as log:
             self.process = start_with_descriptors(
                 self._command, passed, environ=environment, stdout=log, stderr=log

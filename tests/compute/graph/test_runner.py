@@ -35,9 +35,12 @@ def test_a_step_gives_the_logits_of_the_models_forward(device: str, precision: s
         made.runner.step(token)
         found = torch.from_numpy(made.runner.logits())
         token = int(wanted.argmax())
-        assert made.runner.likeliest() == token
-        # Another order of summation moves values over a rounding's edge, by design of fp8.
-        assert (found - wanted).abs().max() < 0.3 * wanted.std()
+        # Another order of summation moves values over a rounding's edge, by design of fp8: two ids
+        # that are as likely as each other may change places.
+        near = 0.3 * wanted.std()
+        assert (found - wanted).abs().max() < near
+        assert made.runner.likeliest() == int(found.argmax())
+        assert wanted[token] - wanted[made.runner.likeliest()] < near
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -65,21 +65,29 @@ class ForgetfulExperts(DeviceExperts):
     n_restored = 0
 
     def fill(self) -> None:
-        """Copy every expert to the device."""
+        """Copy every expert to the device.
+
+        Half a layer's at a time: else the arena would end with whole layers, which no key can be
+        dropped of.
+        """
         n_layers, n_experts = self.places.table.shape
-        for layer in range(n_layers):
-            self.begin_step()
-            shapes = self._shapes[layer]
-            for expert, pieces in self.stream(layer, range(n_experts)):
-                (put,) = self.cache.begin(np.array([layer * n_experts + expert]), 1)
-                row = self.places.cache[put.slot]
-                places = zip(shapes.offsets, shapes.shapes, pieces, strict=True)
-                for offset, (out, width), piece in places:
-                    row[offset : offset + out * width].copy_(piece.reshape(-1))
-                self.cache.finish(put)
-                self._moved.add((layer, expert))
-            self.end_step()
+        for half in (range(n_experts // 2), range(n_experts // 2, n_experts)):
+            for layer in range(n_layers):
+                self._copy(layer, half)
         self.settle()
+
+    def _copy(self, layer: int, chosen: range) -> None:
+        self.begin_step()
+        shapes = self._shapes[layer]
+        for expert, pieces in self.stream(layer, chosen):
+            (put,) = self.cache.begin(np.array([layer * self.places.n_experts + expert]), 1)
+            row = self.places.cache[put.slot]
+            places = zip(shapes.offsets, shapes.shapes, pieces, strict=True)
+            for offset, (out, width), piece in places:
+                row[offset : offset + out * width].copy_(piece.reshape(-1))
+            self.cache.finish(put)
+            self._moved.add((layer, expert))
+        self.end_step()
 
     def on_device(self, layer: int) -> list[int]:
         """Return the layer's experts that are on the device."""

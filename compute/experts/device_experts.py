@@ -196,12 +196,12 @@ class DeviceExperts(MissClient):
         return where.tobytes()
 
     def busy_slots(self) -> Sequence[int]:
-        """Arena slots that unfinished copies read.
+        """Arena slots that unfinished copies read, ascending.
 
         Those that have ended are taken first: their slots may be given to other keys at once.
         """
         self._take_ended()
-        return [copy.source for copy in self._copies]
+        return sorted({copy.source for copy in self._copies})
 
     def take_changes(self) -> None:
         """As MissClient's; then the device's table is up to date as well."""

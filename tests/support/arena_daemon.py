@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from protocol.arena.layout import PIECES, ArenaLayout, ArenaView
 from protocol.files.checkpoint import Checkpoint
-from protocol.wire.messages import Changes, SlotChanges, Welcome
+from protocol.wire.codec import encode
+from protocol.wire.messages import Changes, MissRequest, SlotChanges, Welcome
 
 from .local_sources import LocalSources
 
@@ -89,8 +90,11 @@ class ArenaDaemon:
         give_up: Callable[[], bool] = lambda: False,
     ) -> SlotChanges:
         """Load what is absent of the layer's experts."""
-        del step, give_up
-        assert list(experts) == sorted(set(experts))
+        del give_up
+        # What does not fit the protocol is refused here as it is before it leaves a real client.
+        parts = (tuple(map(int, experts)), tuple(map(int, busy)))
+        wanted = tuple((int(la), int(ex)) for la, ex in hints)
+        encode(MissRequest(1, step, int(layer), *parts, self.applied, 0, wanted))
         self.events.append("miss")
         self.asked.append((layer, tuple(experts), tuple(busy), tuple(hints)))
         own = {int(self.table[layer, expert]) for expert in experts} | set(busy)

@@ -77,6 +77,23 @@ def test_a_copy_that_has_ended_counts_though_its_source_is_given_to_another_key(
     assert 0 <= entry(made, 3) < 16
 
 
+def test_a_request_names_the_sources_of_unfinished_copies_ascending(
+    made: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts, daemon = made.experts, made.daemon
+    slots = [int(daemon.table[layer, 3]) for layer in range(3)]
+    for layer in range(3):  # the first copy's source lies above the ones after it
+        experts._table.slots[layer][3] = slots[2 - layer]
+    monkeypatch.setattr("compute.experts.device_experts._has_ended", lambda _copy: False)
+    picked(experts, daemon, 3)
+    experts.settle()
+    assert [copy.source for copy in experts._copies][:3] == slots[::-1]
+    absent = experts.places.table.shape[0] - 1  # of the layers that the arena begins without
+    experts.fetch(absent, [int(np.flatnonzero(daemon.table[absent] < 0)[0])])
+    ((_, _, busy, _),) = daemon.asked
+    assert busy == tuple(sorted(copy.source for copy in experts._copies))
+
+
 def test_a_copy_is_dropped_where_its_key_moved_before_it_ended(
     made: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

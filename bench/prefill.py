@@ -34,7 +34,7 @@ from compute.experts.tiers import ExpertTiers
 from compute.model.precision import Precision
 from compute.model.routed_chunk import ChunkPlan
 from compute.model.sequence import Sequence as ModelSequence
-from compute.model.sources import ExpertMatrices
+from compute.model.sources import ExpertMatrices, Resident
 from kernels.formats.fp4_expert import Fp4Shape
 from kernels.routed_m1 import routed_m1
 from kernels.routed_rows import routed_rows
@@ -213,6 +213,11 @@ class Slots:
         for expert in experts:
             slot = self._tiers.cache[int(self._slots[layer, expert])]
             yield expert, arena_view.pieces_of(slot, self._pieces)
+
+    def resident(self, layer: int, experts: Sequence[int]) -> Resident:
+        """Say where all of them are."""
+        starts = self._tiers.host_addresses[self._slots[layer, list(experts)]]
+        return Resident(starts, self._pieces.offsets, self._pieces.shapes)
 
     def request_all(self, wanted: Sequence[tuple[int, NDArray[np.int64]]]) -> list[int]:
         """Note how many rows are wanted."""

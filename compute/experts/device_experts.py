@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from compute.model.sources import ExpertMatrices
+from compute.model.sources import ExpertMatrices, Resident
 from protocol.wire.client import ExpertClient
 from protocol.wire.messages import Added, Drop
 
@@ -188,6 +188,21 @@ class DeviceExperts(MissClient):
         for _ in arena:
             pass
         self._picks.append((layer, list(device)))
+
+    def resident(self, layer: int, experts: Sequence[int]) -> Resident:
+        """Say where those of `experts` that the device cache holds begin; they count as picked."""
+        self.check_cancelled()
+        slots = self.cache.slot_of[layer * self.places.n_experts + np.asarray(experts, np.int64)]
+        found = slots >= 0
+        starts = np.zeros(len(experts), np.int64)
+        starts[found] = self.places.host_addresses[slots[found]]
+        n_found = int(found.sum())
+        if n_found:
+            self.io.hits += n_found
+            self.io.hits_device += n_found
+            self._picks.append((layer, np.asarray(experts)[found].tolist()))
+        shapes = self._shapes[layer]
+        return Resident(starts, shapes.offsets, shapes.shapes)
 
     def tiers(self) -> bytes:
         """Return where every expert is: 2 in the device cache, else as MissClient."""

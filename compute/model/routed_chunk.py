@@ -3,18 +3,22 @@
 A chunk wants most experts of a layer, far more than a window of the daemon's stream holds, so the
 site launches what it has and goes on asking. Invariants: experts launch together while at most
 MOST_COPIES of them are copies in memory of their own; those that lie in the device cache share one
-memory and only wait for the launch. A source copies on a CUDA stream of its own, so that the copies
-of one launch run beside the products of the one before: copying once is cheaper than reading in
-place, since every tile of an expert's pairs reads all of its bytes. Copies are dropped after the
-launch that reads them: their memory is given out again in the stream's order. Each pair's output
-has its place whatever launches together, and one sum at the end adds a token's in plan order.
+memory, and a source that knows where they are is not asked for them one by one. A source copies on
+a CUDA stream of its own, so that the copies of one launch run beside the products of the one
+before: copying once is cheaper than reading in place, since every tile of an expert's pairs reads
+all of its bytes. Copies are dropped after the launch that reads them: their memory is given out
+again in the stream's order. Each pair's output has its place whatever launches together, and one
+sum at the end adds a token's in plan order.
 Source: model specification, section 3.7.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +28,7 @@ from kernels.routed_rows import routed_rows
 from kernels.sum_parts import sum_parts
 from protocol.errors import ShardError
 
-from .sources import ExpertMatrices, ExpertSource
+from .sources import ExpertMatrices, ExpertSource, ResidentSource
 
 MOST_COPIES = 16  # as the daemon's window: twice that lives while both streams work
 # Chunks of up to so many tokens may go through the kernels for one, token by token; for comparison,
@@ -68,7 +72,9 @@ class RoutedChunk:
         self._limit = limit
         self._dtype = dtype
         self._shape: Fp4Shape | None = None
-        self._held: list[ExpertMatrices] = []
+        # Of gate, up and down of each of the plan's experts; 0: not there yet.
+        self._addresses = np.zeros((3, len(plan.experts)), np.int64)
+        self._held: list[ExpertMatrices] = []  # copies that wait for their launch
         self._n_launched = 0
         self._parts = torch.empty((len(plan.tokens), x.shape[1]), dtype=dtype, device=x.device)
 
@@ -77,62 +83,74 @@ class RoutedChunk:
         plan, most = self._plan, MOST_COPIES
         by_token = 0 < len(plan.places) <= GEMV_TOKENS
         memories: set[int] = set()
-        for expert, matrices in source.stream(self._layer, plan.experts):
-            self._hold(expert, matrices)
+        others = self._take_residents(source)
+        for expert, matrices in source.stream(self._layer, others) if others else ():
+            place = bisect_left(plan.experts, expert)
+            self._hold(place, expert, matrices)
             memories.add(matrices.gate.untyped_storage().data_ptr())
             if len(memories) >= most and not by_token:
-                self._launch()
+                self._launch(place + 1)
                 memories.clear()
         if by_token:
             return (self._sums_by_token() + shared.float()).to(self._dtype)
-        self._launch()
+        self._launch(len(plan.experts))
         return sum_parts(self._parts, plan.places, shared, dtype=self._dtype)
 
-    def _hold(self, expert: int, m: ExpertMatrices) -> None:
+    def _take_residents(self, source: ExpertSource) -> list[int]:
+        """Note where experts lie that the device holds; return the others."""
+        experts = self._plan.experts
+        if not isinstance(source, ResidentSource):
+            return experts
+        starts, offsets, shapes = source.resident(self._layer, experts)
+        found = starts > 0
+        if found.any():
+            self._agree(experts[int(found.argmax())], offsets, shapes)
+            for row, offset in zip(self._addresses, offsets[::2], strict=True):
+                row[found] = starts[found] + offset
+        return [expert for expert, there in zip(experts, found.tolist(), strict=True) if not there]
+
+    def _hold(self, place: int, expert: int, m: ExpertMatrices) -> None:
         """Keep an expert for the next launch. Raises ShardError where it is not as the others."""
-        hidden, width = m.down.shape[0], m.gate.shape[0]
-        offsets = [
-            scale.data_ptr() - matrix.data_ptr()
-            for matrix, scale in (
-                (m.gate, m.gate_scale),
-                (m.up, m.up_scale),
-                (m.down, m.down_scale),
-            )
-        ]
-        shape = Fp4Shape(hidden, width, *offsets)
+        addresses = [piece.data_ptr() for piece in m]
+        offsets = [address - addresses[0] for address in addresses]
+        self._agree(expert, offsets, [tuple(piece.shape) for piece in m])
+        self._addresses[:, place] = addresses[::2]
+        self._held.append(m)
+
+    def _agree(
+        self, expert: int, offsets: Sequence[int], shapes: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Raise ShardError unless an expert's pieces are of one shape and lie as all others'."""
+        gate, gate_scale, up, up_scale, down, down_scale = offsets
+        width, hidden = shapes[0][0], shapes[4][0]
+        shape = Fp4Shape(hidden, width, gate_scale - gate, up_scale - up, down_scale - down)
         self._shape = self._shape or shape
         wanted = [(width, hidden // 2), (width, hidden // 32)] * 2
         wanted += [(hidden, width // 2), (hidden, width // 32)]
-        found = [tuple(piece.shape) for piece in m]
-        if shape != self._shape or hidden != self._x.shape[1] or found != wanted:
+        if shape != self._shape or hidden != self._x.shape[1] or list(shapes) != wanted:
             raise ShardError(
-                f"layer {self._layer} expert {expert}: pieces {found} at {offsets}, wanted "
-                f"{wanted} for {self._x.shape[1]} channels, laid out as {self._shape}"
+                f"layer {self._layer} expert {expert}: pieces {list(shapes)} at {list(offsets)}, "
+                f"wanted {wanted} for {self._x.shape[1]} channels, laid out as {self._shape}"
             )
-        self._held.append(m)
 
-    def _pointers(self) -> Tensor:
-        """Return the addresses [3, G] of what is held."""
-        addresses = [
-            [m.gate.data_ptr() for m in self._held],
-            [m.up.data_ptr() for m in self._held],
-            [m.down.data_ptr() for m in self._held],
-        ]
-        host = torch.tensor(addresses, dtype=torch.int64)
+    def _pointers(self, end: int) -> Tensor:
+        """Return the addresses [3, G] of what is launched next, up to the plan's expert `end`."""
+        host = torch.from_numpy(self._addresses[:, self._n_launched : end].copy())
         device = self._x.device
         return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
-    def _launch(self) -> None:
-        """Launch what is held, then let go of it."""
-        if not self._held:
+    def _launch(self, end: int) -> None:
+        """Launch the plan's experts up to `end`, then let go of their copies."""
+        if end == self._n_launched:
             return
         assert self._shape is not None
-        plan, end = self._plan, self._n_launched + len(self._held)
+        plan = self._plan
         starts = plan.starts[self._n_launched : end + 1]
         pairs = slice(starts[0], starts[-1])
         routed_rows(
             self._x, plan.tokens[pairs], plan.weights[pairs], [at - starts[0] for at in starts],
-            self._pointers(), self._shape, self._limit, dtype=self._dtype, parts=self._parts[pairs],
+            self._pointers(end), self._shape, self._limit, dtype=self._dtype,
+            parts=self._parts[pairs],
         )  # fmt: skip
         self._n_launched = end
         self._held.clear()
@@ -140,7 +158,7 @@ class RoutedChunk:
     def _sums_by_token(self) -> Tensor:
         """Return each token's sum [T, H] f32; all experts are held."""
         assert self._shape is not None
-        plan, pointers = self._plan, self._pointers()
+        plan, pointers = self._plan, self._pointers(len(self._plan.experts))
         sums = torch.empty((len(plan.places), self._x.shape[1]), device=self._x.device)
         group = torch.repeat_interleave(
             torch.arange(len(plan.experts)), torch.tensor(plan.starts).diff()

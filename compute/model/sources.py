@@ -7,7 +7,7 @@ checkpoint themselves. How a source groups its work never changes a result.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,26 @@ class ExpertSource(Protocol):
         On a GPU they lie in slots alike and hold until the layer is done, for as long as they are
         kept.
         Raises ShardError where an expert cannot be read, DaemonLost where nobody answers.
+        """
+        ...
+
+
+class Resident(NamedTuple):
+    """Which of some experts lie in memory of the device, in slots alike."""
+
+    starts: NDArray[np.int64]  # where each one's slot begins, 0 where it does not lie there
+    offsets: tuple[int, ...]  # of the pieces in a slot, in the order of ExpertMatrices
+    shapes: tuple[tuple[int, int], ...]  # of the pieces
+
+
+@runtime_checkable
+class ResidentSource(Protocol):
+    """An ExpertSource that knows where experts lie on the device without giving each of them."""
+
+    def resident(self, layer: int, experts: Sequence[int]) -> Resident:
+        """Say which of `experts`, which ascend, need not be streamed; they count as picked.
+
+        They stay where they are until the layer is done. Raises as `stream` does.
         """
         ...
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compute.experts.device_cache import DeviceCache
 from compute.model import routed_chunk
 from compute.model.moe import Moe
 from compute.model.routed_chunk import ChunkPlan
@@ -66,6 +67,34 @@ def test_pieces_that_lie_otherwise_are_refused(tiny: LocalModel, tiny_ids: list[
     model = tiny.at("highway")
     with pytest.raises(ShardError, match=r"layer 0 expert .* laid out as"):
         model.forward(model.new_sequence(60), tiny_ids, source, source)
+
+
+@pytest.mark.usefixtures("launching")
+def test_experts_of_the_device_cache_are_not_given_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = some_ids(40)
+
+    def chunk() -> tuple[Tensor, list[tuple[int, int]], int]:
+        rig = make_rig("cpu", n_slots=demo().config.n_keys, n_device=40)
+        for token in ids[:4]:
+            rig.runner.step(token)
+        sequence = Sequence(rig.model.config, CONTEXT, rig.model.device, rig.model.precision)
+        before = rig.experts.io.hits_device
+        rig.experts.begin_step()
+        logits = rig.model.forward(sequence, ids, rig.experts, rig.experts, logits="all")
+        picks = sorted((at, expert) for at, experts in rig.experts._picks for expert in experts)
+        rig.experts.end_step()
+        n_device = rig.experts.io.hits_device - before
+        close_rigs()
+        return logits, picks, n_device
+
+    logits, picks, n_device = chunk()
+    assert n_device > 10
+    monkeypatch.setattr(routed_chunk, "ResidentSource", DeviceCache)  # no source is one
+    streamed, same_picks, n_streamed = chunk()
+    assert torch.equal(logits, streamed)
+    assert (picks, n_device) == (same_picks, n_streamed)
 
 
 def logits_on(device: str, precision: str, ids: list[int], sizes: list[int]) -> Tensor:

@@ -38,6 +38,7 @@ from kernels.hc_collapse import hc_collapse_norm
 from kernels.hc_expand import hc_expand
 from kernels.hc_mix import hc_mix
 from kernels.index_scores import index_scores
+from kernels.reference.tiled_rows import GROUPS
 from kernels.round_fp8 import round_fp8
 from kernels.route_m1 import route_m1, route_rows
 from kernels.routed_m1 import routed_m1
@@ -47,6 +48,7 @@ from kernels.select_blocks import select_blocks
 from kernels.select_rows import select_rows
 from kernels.sum_parts import sum_parts
 from kernels.swiglu import swiglu
+from kernels.tiled_rows import tiled_rows
 from kernels.update_slots import update_slots
 from protocol.files.slice_map import FP4
 from tests.support import offline_gpu
@@ -129,6 +131,8 @@ def a_chunks_experts() -> None:
         )  # fmt: skip
     parts = on_gpu(CHUNK * CONFIG.top_k, HIDDEN, dtype=BF16)
     sum_parts(parts, i32(CHUNK, CONFIG.top_k), on_gpu(CHUNK, HIDDEN, dtype=BF16), dtype=BF16)
+    for form in GROUPS:
+        tiled_rows(on_gpu(CHUNK, HIDDEN, dtype=BF16), form)
 
 
 def routers() -> None:

@@ -1,0 +1,103 @@
+"""Rows rounded to eight bits for products on tensor cores with K-quants and Q8_0 weights."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .device import runs_kernels
+from .reference import tiled_rows as reference
+from .reference.tiled_rows import GROUPS, TiledRows
+
+_UNITS_A_PROGRAM = 8
+_SMALLEST = tl.constexpr(reference.SMALLEST)
+_SUMS_OF_VALUES = tl.constexpr(reference.SUMS_OF_VALUES)
+
+
+@triton.jit
+def _half_as_many(v, UNITS: tl.constexpr, N: tl.constexpr):
+    first, second = tl.split(tl.reshape(v, [UNITS, 8, N // 2, 2]))
+    return first + second
+
+
+@triton.jit
+def _tiled_rows_kernel(
+    x, codes, scales, sums, k, n_units, UNITS: tl.constexpr, GROUP: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
+    n_groups: tl.constexpr = 128 // GROUP
+    at = (unit * 128)[:, None] + tl.arange(0, 128)[None, :]
+    v = tl.load(x + row * k + at, mask=at < k, other=0.0).to(tl.float32)
+    v = tl.reshape(v, [UNITS, n_groups, GROUP])
+    amax = tl.max(tl.abs(v), 2)
+    v = tl.where((amax < _SMALLEST)[:, :, None], 0.0, v)
+    amax = tl.where(amax < _SMALLEST, 0.0, amax)
+    top = tl.full([UNITS, n_groups], 127.0, tl.float32)
+    scale = tl.div_rn(amax, top)
+    inverse = tl.where(amax == 0.0, 0.0, tl.div_rn(top, tl.where(amax == 0.0, 1.0, amax)))
+    # Added and taken away again, 1.5 * 2^23 leaves whole numbers, ties to even.
+    code = ((v * inverse[:, :, None] + 12582912.0) - 12582912.0).to(tl.int32)
+    present = (unit < n_units)[:, None]
+    flat = tl.reshape(code, [UNITS, 128])
+    tl.store(codes + row * (n_units * 128) + at, flat.to(tl.int8), mask=present)
+    group = unit[:, None] * n_groups + tl.arange(0, n_groups)[None, :]
+    tl.store(scales + row * (n_units * n_groups) + group, scale, mask=present)
+    of_codes = tl.sum(tl.reshape(code, [UNITS, 8, 16]), 2).to(tl.float32)
+    spread = tl.broadcast_to(scale[:, :, None], [UNITS, n_groups, 8 // n_groups])
+    total = of_codes * tl.reshape(spread, [UNITS, 8])
+    place = tl.arange(0, 8)[None, :]
+    if GROUP == 64:
+        s = tl.reshape(v, [UNITS, 8, 16])
+        s = _half_as_many(_half_as_many(s, UNITS, 16), UNITS, 8)  # neighbours first
+        s = _half_as_many(_half_as_many(s, UNITS, 4), UNITS, 2)
+        total = tl.where(place < _SUMS_OF_VALUES, tl.reshape(s, [UNITS, 8]), total)
+    tl.store(sums + row * (n_units * 8) + unit[:, None] * 8 + place, total, mask=present)
+
+
+def tiled_rows(x: Tensor, form: str, *, out: TiledRows | None = None) -> TiledRows:
+    """Round groups of values to multiples of a 127th of the largest magnitude, ties to even.
+
+    x        [T, k] bf16 or f32, contiguous, k a multiple of 32
+    form     "D4", scales of 32 values, or "D2S6", scales of 64 values and other sums
+    returns  codes [T, 128 n] i8, scales [T, 4 n or 2 n] f32 and sums [T, 8 n] f32 of n blocks, as
+             `reference.tiled_rows` describes; in `out` where given
+
+    Raises ValueError on a shape, dtype or form that differs. Bits equal `reference.tiled_rows`.
+    Source: ggml's tiled activation blocks, with scales and sums in f32.
+    """
+    if form not in GROUPS:
+        raise ValueError(f"tiled_rows: form {form}, wanted one of {', '.join(GROUPS)}")
+    if x.dim() != 2 or x.shape[1] % 32 or x.dtype not in {torch.bfloat16, torch.float32}:
+        raise ValueError(f"tiled_rows: x is {x.dtype} {tuple(x.shape)}, wanted [T, 32 n] floats")
+    if not x.is_contiguous():
+        raise ValueError("tiled_rows: x is not contiguous")
+    rows, k = x.shape
+    n_units = -(-k // 128)
+    wanted = empty_rows(rows, k, form, torch.device("meta"))
+    out = out or empty_rows(rows, k, form, x.device)
+    if any(part.shape != other.shape for part, other in zip(out, wanted, strict=True)):
+        raise ValueError(f"tiled_rows: out is {[tuple(part.shape) for part in out]}")
+    if not runs_kernels(x):
+        for target, part in zip(out, reference.tiled_rows(x, form), strict=True):
+            target.copy_(part)
+    elif rows:
+        # No fused multiply-add: it would round once where the definition rounds twice. Rows are
+        # the first axis of the grid: it alone takes more than 65,535.
+        _tiled_rows_kernel[(rows, triton.cdiv(n_units, _UNITS_A_PROGRAM))](
+            x, *out, k, n_units, UNITS=_UNITS_A_PROGRAM, GROUP=GROUPS[form],
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+    return out
+
+
+def empty_rows(rows: int, k: int, form: str, device: torch.device) -> TiledRows:
+    """Return unwritten blocks for `rows` rows of k values."""
+    n_units = -(-k // 128)
+    return TiledRows(
+        torch.empty((rows, n_units * 128), dtype=torch.int8, device=device),
+        torch.empty((rows, n_units * 128 // GROUPS[form]), dtype=torch.float32, device=device),
+        torch.empty((rows, n_units * 8), dtype=torch.float32, device=device),
+    )

@@ -1,0 +1,81 @@
+"""Rows rounded for tensor cores: the kernel against its reference, the reference against facts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import tiled_rows
+from kernels.reference import q8_1_rows
+from kernels.reference import tiled_rows as reference
+
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.interpreter),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+
+
+def rows_of(n: int, k: int, dtype: torch.dtype) -> Tensor:
+    x = torch.randn(n, k, generator=torch.Generator().manual_seed(n + k))
+    x[0, :32] = 0
+    x[-1, -32:] *= 1e30
+    x[-1, :32] *= 1e-20
+    x[0, -32:] *= 1e-38
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("form", sorted(reference.GROUPS))
+@pytest.mark.parametrize(("rows", "k"), [(1, 288), (2, 32), (8, 160), (9, 1280), (33, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_equal_their_reference_bit_for_bit(
+    device: str, form: str, rows: int, k: int, dtype: torch.dtype
+) -> None:
+    x = rows_of(rows, k, dtype)
+    out = tiled_rows.empty_rows(rows, k, form, torch.device(device))
+    for part in out:
+        part.fill_(-1)
+    found = tiled_rows.tiled_rows(x.to(device), form, out=out)
+    assert found is out
+    for found_part, wanted in zip(found, reference.tiled_rows(x, form), strict=True):
+        assert torch.equal(found_part.cpu(), wanted)
+
+
+@pytest.mark.parametrize("form", sorted(reference.GROUPS))
+def test_codes_times_scales_are_within_half_a_step(form: str) -> None:
+    x = torch.randn(3, 160, generator=torch.Generator().manual_seed(1))
+    rows = reference.tiled_rows(x, form)
+    padded = torch.nn.functional.pad(x, (0, 96))
+    error = (reference.dequantise(rows, 256) - padded).abs()
+    error = error.view(3, -1, reference.GROUPS[form]).amax(-1)
+    assert bool((error <= 0.5001 * rows.scales).all())
+    assert rows.codes.abs().amax() == 127
+    assert not rows.codes[:, 160:].any()
+
+
+def test_d4_rounds_as_rows_for_single_tokens_are_rounded() -> None:
+    x = torch.randn(3, 320, generator=torch.Generator().manual_seed(2))
+    rows, others = reference.tiled_rows(x, "D4"), q8_1_rows.q8_1_rows(x)
+    assert torch.equal(rows.codes[:, :320], q8_1_rows.in_order(others[0], 320))
+    assert torch.equal(rows.scales[:, :10], q8_1_rows.row_scales(others[1], 10))
+
+
+def test_sums_are_of_values_in_six_of_eight_groups_of_d2s6_and_else_of_codes() -> None:
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(3))
+    of_values = x.double().view(3, 2, 8, 16).sum(-1)
+    for form, n_of_values in (("D4", 0), ("D2S6", 6)):
+        rows = reference.tiled_rows(x, form)
+        of_codes = reference.dequantise(rows, 256).view(3, 2, 8, 16).sum(-1)
+        wanted = torch.cat([of_values[..., :n_of_values], of_codes[..., n_of_values:]], -1)
+        assert torch.allclose(rows.sums.double().view(3, 2, 8), wanted, rtol=1e-6, atol=1e-5)
+
+
+def test_rows_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="x is"):
+        tiled_rows.tiled_rows(torch.zeros(1, 33), "D4")
+    with pytest.raises(ValueError, match="form"):
+        tiled_rows.tiled_rows(torch.zeros(1, 32), "D5")
+    out = tiled_rows.empty_rows(1, 160, "D4", torch.device("cpu"))
+    with pytest.raises(ValueError, match="out is"):
+        tiled_rows.tiled_rows(torch.zeros(1, 32), "D4", out=out)

@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.big_shards import tame_scales, write_big_checkpoint  # noqa: E402
-from bench.gaps import gap_share  # noqa: E402
+from bench.device_spans import gap_share, spans_of  # noqa: E402
 from bench.rate_plot import plot  # noqa: E402
 from compute.experts.device_experts import DeviceExperts  # noqa: E402
 from compute.experts.tiers import ExpertTiers  # noqa: E402
@@ -312,7 +312,7 @@ def gaps_without_misses(experts: ForgetfulExperts, model: Model) -> float | None
 
     for _ in range(5):
         step()
-    found = gap_share(step)
+    found = gap_share(spans_of(step, 10))
     bench.runner.finish()
     return round(found, 4)
 

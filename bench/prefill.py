@@ -6,7 +6,8 @@ Experts of the released sizes are made on the device, 384 of them, and each toke
 random. The ceilings, a kernel that copies, one that only reads, and torch's bf16 product, are
 measured in the same run. The roofline is the longer of the times that reading every picked expert
 once and multiplying every pair would take at those rates. --sweep tries other tiles, --profile
-lists the kernels of the layers. Prints one JSON object as the last line.
+lists the kernels of the layers. A layer's time is that of the clock on the wall, host and all, and
+beside it stands how long the device worked. Prints one JSON object as the last line.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.device_spans import busy_us, by_name, spans_of
 from bench.step import ceilings
+from bench.timing import wall_seconds
 from bench.whole_step import config_of, model_of, pieces_of, tiers_of
 from compute.experts import arena_view
 from compute.experts.tiers import ExpertTiers
@@ -243,31 +246,24 @@ def layers(n_tokens: int, n_layers: int, repeats: int, *, profiles: bool) -> dic
         return model.forward(sequence, ids, slots, slots)
 
     assert bool(forward().isfinite().all()), "the logits are not finite"
-    taken = seconds(forward, min(repeats, 5))
+    taken = wall_seconds(forward, min(repeats, 5))
+    spans = spans_of(forward)
+    busy = busy_us(spans) / 1e6
     if profiles:
-        profile(forward)
-    print(f"{n_tokens} tokens through {n_layers} layers and the head: {taken * 1e3:.1f} ms")
+        for micros, count, name in by_name(spans)[:40]:
+            print(f"{micros / 1000:9.3f} ms {count:6} {name[:110]}")
+    print(
+        f"{n_tokens} tokens through {n_layers} layers and the head: {taken * 1e3:.1f} ms, "
+        f"{busy * 1e3:.1f} ms of them the device, {len(spans)} launches"
+    )
     return {
         "layers": n_layers,
         "chunk_ms": taken * 1e3,
         "layer_ms": taken / n_layers * 1e3,
+        "layer_device_ms": busy / n_layers * 1e3,
+        "layer_launches": len(spans) / n_layers,
         "tokens_s_of_40_layers": n_tokens / (taken / n_layers * 40),
     }
-
-
-def profile(launch: Callable[[], object]) -> None:
-    """Print the kernels that take longest."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as found:
-        launch()
-        torch.cuda.synchronize()
-    rows = [
-        (event.self_device_time_total, event.count, event.key)
-        for event in found.key_averages()
-        if event.self_device_time_total and event.device_type.name == "CUDA"
-    ]
-    for micros, count, name in sorted(rows, reverse=True)[:40]:
-        print(f"{micros / 1000:9.3f} ms {count:6} {name[:110]}")
 
 
 if __name__ == "__main__":

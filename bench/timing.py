@@ -1,8 +1,9 @@
-"""The time of what a function launches, as one graph on a GPU."""
+"""The time of what a function launches on a GPU: as one graph, or by the clock on the wall."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -28,3 +29,15 @@ def seconds(launch: Callable[[], object], repeats: int, *, copies: int = 1) -> f
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1000)
     return float(statistics.median(times)) / copies
+
+
+def wall_seconds(launch: Callable[[], object], repeats: int) -> float:
+    """Return the median time from calling `launch` until the device has done all of it."""
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        launch()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return float(statistics.median(times))

@@ -7,8 +7,6 @@ slots that fit, so a step reads what a step without misses reads. Used by bench/
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.timing import seconds
+from bench.timing import seconds, wall_seconds
 from compute.experts.arena_view import PieceShapes
 from compute.experts.tiers import ExpertTiers
 from compute.graph.decode_step import DecodeStep
@@ -207,7 +205,7 @@ def whole_step(n_layers: int, repeats: int, copy_tb_s: float) -> dict[str, float
 
     with torch.inference_mode():
         graph = seconds(launch, repeats)
-        eager = _eager_seconds(launch, repeats)
+        eager = wall_seconds(launch, repeats)
         assert int(step.buffers.headers[:, 0].sum()) == 0, "a pick was absent"
         assert bool(step.buffers.logits.isfinite().all()), "the logits are not finite"
         floor = token_bytes(model, tiers) / (copy_tb_s * 1e12)
@@ -244,14 +242,3 @@ def parts(step: DecodeStep, repeats: int) -> dict[str, float]:
     found["experts_us"] = seconds(lambda: step.experts(last), repeats, copies=4) * 1e6
     found["head_us"] = seconds(step.head, repeats, copies=2) * 1e6
     return found
-
-
-def _eager_seconds(launch: Callable[[], None], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        launch()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    return sorted(times)[len(times) // 2]

@@ -11,6 +11,8 @@ from .bf16_bits import round_to_bf16
 from .device import runs_kernels
 from .early_launch import early, join_previous
 from .reference import hc_expand as reference
+from .reference.sum_parts import sum_parts
+from .sum_parts import plan_sum
 
 _BLOCK = 256
 
@@ -38,10 +40,7 @@ def _hc_expand_kernel(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     if N_PARTS:
-        row = tl.zeros([BLOCK], tl.float32)
-        for part in tl.static_range(N_PARTS):  # plan order decides bits
-            end = tl.where(tl.load(present + part) == 0, 0, width)
-            row += tl.load(y + part * width + at, mask=at < end, other=0.0)
+        row = plan_sum(y, y, present, at, width, N_PARTS, False, True)
     else:
         row = tl.load(y + token * width + at, mask=inside, other=0.0).to(tl.float32)
     if SHARED:
@@ -110,7 +109,7 @@ def hc_expand(
         out = torch.empty_like(streams)
     if not runs_kernels(y):
         if present is not None:
-            y = reference.plan_sum(y, present)
+            y = sum_parts(y, None, None, torch.float32, present)
         row = y if shared is None else y.float() + shared.to(dtype or shared.dtype).float()
         return out.copy_(reference.hc_expand(row.to(dtype or row.dtype), streams, post, comb))
     if n_tokens:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from .byte_planes import byte_planes
 from .device import runs_kernels, speaks_ptx
-from .early_launch import early, join_previous
 from .formats.fp4_expert import Fp4Shape
 from .formats.k_expert import BlockShape
 from .fp4_words import plain_word_dot
@@ -26,6 +25,7 @@ from .reference import routed_m1 as reference
 from .routed_m1_blocks import check_blocks, launch_blocks
 from .routed_m1_buffers import RoutedBuffers
 from .routed_m1_swiglu import gated, rounded
+from .sum_parts import sum_parts
 
 
 @triton.jit
@@ -133,20 +133,6 @@ def _down_kernel(
     tl.store(out + expert * HIDDEN + rows, rounded(y, BF16))
 
 
-@triton.jit
-def _plan_sum_kernel(
-    pointers, parts, out, n_experts,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    join_previous(EARLY)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for expert in range(n_experts):  # plan order decides bits
-        end = tl.where(tl.load(pointers + 2 * n_experts + expert) == 0, 0, HIDDEN)
-        total += tl.load(parts + expert * HIDDEN + at, mask=at < end, other=0.0)
-    tl.store(out + at, total, mask=at < HIDDEN)
-
-
 def routed_m1(
     x: Tensor,
     pointers: Tensor,
@@ -203,16 +189,7 @@ def routed_m1(
         _launch_plain(pointers, weights, scratch, shape, limit, dtype)
     if not sums:
         return scratch.parts
-    block = 256
-    _plan_sum_kernel[(triton.cdiv(shape.hidden, block),)](
-        pointers,
-        scratch.parts,
-        out,
-        n_experts,
-        HIDDEN=shape.hidden,
-        BLOCK=block,
-        **early(x.device),
-    )
+    sum_parts(scratch.parts, None, dtype=torch.float32, present=pointers[2], out=out.view(1, -1))
     return out
 
 

@@ -20,14 +20,3 @@ def hc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """
     added = post.unsqueeze(2) * y.float().unsqueeze(1)
     return torch.baddbmm(added, comb.transpose(1, 2), streams.float()).to(streams.dtype)
-
-
-def plan_sum(parts: Tensor, present: Tensor) -> Tensor:
-    """Return [1, H] f32: the rows of parts [K, H] f32 added one after the other.
-
-    present  [K] i64, 0 for a row that is not read
-    """
-    total = torch.zeros_like(parts[:1])
-    for row, there in zip(parts, present.tolist(), strict=True):
-        total += row if there else torch.zeros_like(row)
-    return total

@@ -281,3 +281,19 @@ def run(assembly: str, registers: dict[str, int]) -> None:
         target, *sources = operands.split(", ")
         numbers = [registers[s] if s in registers else int(s) for s in sources]
         registers[target] = operations[name](*numbers)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("width", [256, 1300])
+def test_one_tokens_parts_are_added_as_many_tokens_are(device: str, width: int) -> None:
+    parts = torch.randn(5, width, generator=torch.Generator().manual_seed(4))
+    present = torch.tensor([1, 0, 1 << 40, 1, 0])
+    wanted = reference_sum.sum_parts(parts[[0, 2, 3]], None, None, torch.float32)
+    parts[present == 0] = float("nan")
+    out = torch.full((1, width), float("nan")).to(device)
+    sum_parts(parts.to(device), None, dtype=torch.float32, present=present.to(device), out=out)
+    assert torch.equal(out.cpu(), wanted)
+    places = torch.tensor([[0, 2, 3]], dtype=torch.int32).to(device)
+    assert torch.equal(sum_parts(parts.to(device), places, dtype=torch.float32), out)
+    with pytest.raises(ValueError, match="absent ones are of one token"):
+        sum_parts(parts.to(device), places, dtype=torch.float32, present=present.to(device))

@@ -56,6 +56,7 @@ QUICK_RATES = (0, 2, 8)
 CONTEXT = 4096
 PICKED = 1e4  # bias of what a router is to pick
 ROW_BYTE = 100
+BEGAN = time.perf_counter()
 Key = tuple[int, int]
 
 
@@ -229,6 +230,7 @@ def prepared(args: argparse.Namespace) -> Iterator[tuple[Checkpoint, Model]]:
             rows_per_column=1000,
         )
         tame_scales(directory)
+        say("the checkpoint is written")
         yield open_checkpoint(directory), model_of(config)
 
 
@@ -246,7 +248,9 @@ def measured(checkpoint: Checkpoint, model: Model, args: argparse.Namespace) -> 
         experts = make(checkpoint, model, client)
         try:
             experts.fill()
+            say("every expert is on the device")
             hits = {mode: without_misses(experts, model, mode, args) for mode in ("eager", "layer")}
+            say(f"steps without misses, ms: {hits}")
             gaps = gaps_without_misses(experts, model)
             rates = with_misses(experts, model, args)
         finally:
@@ -330,11 +334,12 @@ def with_misses(
     for n_misses in QUICK_RATES if args.quick else RATES:
         if n_misses > n_layers:
             continue
-        for _ in range(args.tokens):  # until the segments' length suits the rate
+        n_tokens = max(8, args.tokens * 2 // max(2, n_misses))  # of many misses fewer will do
+        for _ in range(n_tokens):  # until the segments' length suits the rate
             bench.token(bench.forget(n_misses))
-        steps = [bench.token(bench.forget(n_misses)) for _ in range(args.tokens)]
+        steps = [bench.token(bench.forget(n_misses)) for _ in range(n_tokens)]
         alone = []
-        for _ in range(args.tokens if n_misses else 0):
+        for _ in range(n_tokens if n_misses else 0):
             keys = bench.forget(n_misses)
             alone.append(bench.reads_alone(keys))
             bench.token(keys)  # they return to the device
@@ -349,8 +354,14 @@ def with_misses(
                 "ratio": round((step - reads) / hits, 3),
             }
         )
+        say(f"{rates[-1]}")
     bench.runner.finish()
     return rates
+
+
+def say(text: str) -> None:
+    """Tell on standard error how far it is."""
+    print(f"{time.perf_counter() - BEGAN:7.1f} s: {text}", file=sys.stderr, flush=True)
 
 
 def show(found: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from .early_launch_layouts import join_previous
 _VALUES = 16
 _REGISTERS = 128
 _VECTORS_AHEAD = 12  # loads of 16 weights that a lane may have on their way
-_WARPS_TO_FILL = 132 * 8  # two for each scheduler of the GPU that this was measured on
+_WARPS_TO_BEGIN, _WARPS_TO_FILL = 512, 132 * 8  # one and two for each scheduler of an H200
 
 
 @gluon.jit
@@ -70,7 +70,8 @@ def launch_layouts(
     _gemv_kernel[(n // rows,)](
         x, stored, out if scales is None else scales, out, n, n // groups, x.stride(0),
         K=k, SCALED=scales is not None, M=x.shape[0], ROWS=rows, BLOCK=block,
-        UNROLL=unroll(k // (_VALUES * block), layout.size_per_thread[0]), LAYOUT=layout,
+        UNROLL=unroll(k // (_VALUES * block), layout.size_per_thread[0], n // rows * warps),
+        LAYOUT=layout,
         num_warps=warps, maxnreg=_REGISTERS, **early(x.device),
     )  # fmt: skip
 
@@ -79,15 +80,16 @@ def tiling(n: int, k: int, rows_a_group: int) -> tuple[int, int, gl.BlockedLayou
     """Return rows a program, blocks of 16 a step, the layout of [rows, blocks, 16], and warps."""
     blocks = k // _VALUES
     lanes = min(32, blocks & -blocks)
-    rows_a_lane, warps = 4, 1
+    most_warps = next(count for count in (8, 4, 2, 1) if blocks % (lanes * count) == 0)
+    rows_a_lane, warps = 4, 1  # rows of a lane share what it loads of x
     while rows_a_group % (32 // lanes * rows_a_lane) or (
         rows_a_lane > 1
-        # A program has rows of one row of tiles, and there should be programs for every scheduler.
-        and (lanes < rows_a_lane or n // (32 // lanes * rows_a_lane) < _WARPS_TO_FILL)
+        # A program has rows of one row of tiles, and there should be warps for every scheduler.
+        and (lanes < rows_a_lane or n // (32 // lanes * rows_a_lane) * most_warps < _WARPS_TO_BEGIN)
     ):
         rows_a_lane //= 2
     rows = 32 // lanes * rows_a_lane
-    while n // rows * warps < _WARPS_TO_FILL and blocks % (lanes * warps * 2) == 0 and warps < 8:
+    while n // rows * warps < _WARPS_TO_BEGIN and warps < most_warps:
         warps *= 2
     layout = gl.BlockedLayout(
         [rows_a_lane, 1, _VALUES], [32 // lanes, lanes, 1], [1, warps, 1], [2, 1, 0]
@@ -95,7 +97,10 @@ def tiling(n: int, k: int, rows_a_group: int) -> tuple[int, int, gl.BlockedLayou
     return rows, lanes * warps, layout, warps
 
 
-def unroll(steps: int, rows_a_lane: int) -> int:
-    """Return how many steps one turn of the loop takes: a divisor whose loads fit the registers."""
-    most = _VECTORS_AHEAD // rows_a_lane
+def unroll(steps: int, rows_a_lane: int, n_warps: int) -> int:
+    """Return how many steps one turn of the loop takes: a divisor whose loads fit the registers.
+
+    Where warps are few, each has twice as many loads on their way.
+    """
+    most = _VECTORS_AHEAD * (2 if n_warps < _WARPS_TO_FILL else 1) // rows_a_lane
     return max(count for count in range(1, most + 1) if steps % count == 0)

@@ -3,6 +3,7 @@
 #   make demo      text from the demo model, its experts streamed by the expert daemon
 #   make test      format, rules, types, import contracts and tests
 #   make accept    the long checks
+#   make sanitize  compute-sanitizer over all kernels, on an NVIDIA GPU
 #   make bench     speed of the demo model on this machine
 #   make lint      format, rules, types and import contracts only
 #   make format    let ruff rewrite the files
@@ -15,7 +16,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all setup demo test accept bench lint format clean
+.PHONY: all setup demo test accept sanitize bench lint format clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -30,7 +31,7 @@ pip := $(bin)/python -m pip install --quiet --disable-pip-version-check
 ready := $(VENV)/.ready
 
 all: setup
-	@sed -n '3,10s/^#//p' Makefile
+	@sed -n '3,11s/^#//p' Makefile
 
 setup: $(ready)
 
@@ -62,6 +63,9 @@ test: lint
 
 accept: setup
 	$(bin)/pytest -m accept --timeout 3600 $(ARGS)
+
+sanitize: setup
+	$(bin)/python tests/support/sanitize.py $(ARGS)
 
 bench: setup
 	$(bin)/python bench/generate.py $(ARGS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import triton
 
+from tests.support.jit_kernels import jit_kernels
 from tests.support.offline_gpu import REGISTERS, SHARED_BYTES, Compiled, Launch, compiled, tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,18 +44,6 @@ def problems(one: Compiled, stack_bytes: int | None) -> list[str]:
         found.append(f"{one.shared_bytes} bytes of shared memory, {SHARED_BYTES} at most")
     if stack_bytes is not None and one.stack_bytes > stack_bytes:
         found.append(f"{one.stack_bytes} bytes of stack, {stack_bytes} stated")
-    return found
-
-
-def kernels_of_the_room() -> set[str]:
-    """Every function of kernels/ that is launched, by module and name."""
-    found = set()
-    for path in (ROOT / "kernels").glob("*.py"):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
-                decorators = {ast.unparse(one).split("(")[0] for one in node.decorator_list}
-                if decorators & {"triton.jit", "gluon.jit"}:
-                    found.add(f"kernels.{path.stem}.{node.name}")
     return found
 
 
@@ -90,7 +78,7 @@ def test_every_kernel_of_the_room_compiles_and_fits() -> None:
         if tool(name) is None:
             pytest.skip(f"this Triton brings no {name} along")
     launched, found = machine_code()
-    assert launched == kernels_of_the_room()
+    assert launched == {f"kernels.{name}" for name in jit_kernels()}
     same = triton.__version__.startswith(MEASURED_WITH + ".")
     wrong = [
         f"{one.name}: {problem}; {one.settings}"

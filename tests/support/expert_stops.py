@@ -81,7 +81,7 @@ def _matrices_of_blocks_in_layouts() -> None:
             gemv_blocks(numbers(rows, k), codes(n, row_bytes(name, k)), name)
 
 
-@into(STOPS, "routed_m1._gate_up_kernel", "routed_m1._down_kernel", "routed_m1._plan_sum_kernel")
+@into(STOPS, "routed_m1._gate_up_kernel", "routed_m1._down_kernel")
 def _one_tokens_experts() -> None:
     shape, experts = fp4_experts(160, 96, 3)
     routed_m1(numbers(1, 160), addresses_of(experts), numbers(3), shape, LIMIT, plain=True)

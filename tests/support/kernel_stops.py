@@ -210,6 +210,7 @@ def _sums() -> None:
         places = i32([[19, token, 2 * token] for token in range(rows)])
         sum_parts(parts, places, dtype=BF16)
         sum_parts(parts, places, shared, dtype=BF16)
+    sum_parts(numbers(3, 300), None, numbers(1, 300), dtype=BF16, present=i64([1, 0, 1]))
 
 
 @into(STOPS, "hc_mix._hc_mix_dot_kernel", "hc_mix._hc_mix_finish_kernel")

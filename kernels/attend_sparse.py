@@ -37,7 +37,7 @@ def _queries(
     """Return channels start .. of some heads' queries [HEADS, COLUMNS] f32, turned and rounded."""
     at = start + tl.arange(0, COLUMNS)
     inside = (head < N_HEADS)[:, None] & (at < K)[None, :]
-    v = tl.load(q + head[:, None] * K + at[None, :], mask=inside, other=0.0)
+    v = tl.load(q + head[:, None] * K + at[None, :], mask=inside, other=0.0).to(tl.float32)
     if BF16:
         v = round_to_bf16(v)
     v = turn_pairs(v, turns, start, K - TURNED, TURNED, False)
@@ -252,7 +252,7 @@ def attend_sparse(
 ) -> Tensor:
     """Rotate each query, attend over what it sees, rotate the result back.
 
-    q          [T, heads * k] f32, contiguous; rounded to `dtype` before anything else
+    q          [T, heads * k] f32 or `dtype`, contiguous; rounded to `dtype` before anything else
     first      [1] int64 on the device, position of row 0
     turns      [P, r / 2, 2] f32, (cos, sin) by position, P >= first + T
     ring       [W, k] `dtype`, the window row of position p at slot p mod W; W >= window + T - 1
@@ -264,7 +264,7 @@ def attend_sparse(
     splits     programs that share a query's rows, 1 to 16: many for one token, 1 for a chunk
     scratch    f32, at least `scratch_values` of them, for splits above 1
     plain      takes f32 products on a GPU too, for comparison
-    returns    [T, heads * k] f32, exact in `dtype`, in `out` where given
+    returns    [T, heads * k] as q, exact in `dtype`, in `out` where given, f32 or `dtype`
 
     Raises ValueError on a shape or dtype that differs. Within 1e-5 (relative to the row's norm) of
     `reference.attend_sparse` in f32; in bf16 within 2e-3, a value near a tie moving by one ulp.

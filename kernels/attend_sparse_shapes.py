@@ -52,7 +52,7 @@ def checked(
 ) -> Tensor:
     """Raise ValueError unless everything fits; return the tensor for the result."""
     n_tokens, k = q.shape[0], ring.shape[1]
-    if q.dtype != torch.float32 or tuple(q.shape) != (n_tokens, len(sink) * k):
+    if q.dtype not in {torch.float32, dtype} or tuple(q.shape) != (n_tokens, len(sink) * k):
         raise ValueError(
             f"attend_sparse: q is {q.dtype} {tuple(q.shape)} for {len(sink)} heads of {k}"
         )
@@ -68,7 +68,7 @@ def checked(
         raise ValueError(f"attend_sparse: sink is {sink.dtype}")
     if out is None:
         out = torch.empty_like(q)
-    if out.dtype != torch.float32 or out.shape != q.shape:
+    if out.dtype not in {torch.float32, dtype} or out.shape != q.shape:
         raise ValueError(f"attend_sparse: out is {out.dtype} {tuple(out.shape)}")
     for tensor in (q, ring, rows, selection, sink, out):
         if tensor is not None and not tensor.is_contiguous():

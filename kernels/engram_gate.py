@@ -14,7 +14,7 @@ from .reference import engram_gate as reference
 
 @triton.jit
 def _load_cast(kv, at, inside, BF16: tl.constexpr):
-    value = tl.load(kv + at, mask=inside, other=0.0)
+    value = tl.load(kv + at, mask=inside, other=0.0).to(tl.float32)
     if BF16:
         value = round_to_bf16(value)
     return value
@@ -67,8 +67,8 @@ def engram_gate(
     """Add the value to each stream, gated by how the stream agrees with its key.
 
     streams  [T, S, H] bf16 or f32, contiguous
-    kv       [T, (S + 1) * H] f32, rows contiguous: the raw product, S keys and the value; cast to
-             `dtype` first
+    kv       [T, (S + 1) * H] f32 or `dtype`, rows contiguous: the raw product, S keys and the
+             value; cast to `dtype` first
     weight   [S, H] f32, contiguous, the product of query and key weights
     returns  [T, S, H], dtype of streams, in `out` where given, which may be `streams`
 
@@ -77,7 +77,8 @@ def engram_gate(
     Source: model specification, section 3.2, Update.
     """
     n_tokens, n_streams, width = streams.shape
-    if tuple(kv.shape) != (n_tokens, (n_streams + 1) * width) or kv.dtype != torch.float32:
+    kinds = {torch.float32, dtype}
+    if tuple(kv.shape) != (n_tokens, (n_streams + 1) * width) or kv.dtype not in kinds:
         raise ValueError(
             f"engram_gate: kv {tuple(kv.shape)} {kv.dtype} for streams {tuple(streams.shape)}"
         )

@@ -102,7 +102,7 @@ def engram_rows(
     row_format  "E4M3": dim values, then dim / 32 E8M0 scales; or "Q8_0" or "Q2_K" blocks
     columns     rows of one token; 0 = all rows are one token's
     returns     [T, columns * dim] f32: cast to `dtype`, then rounded to fp8 where `rounds`; in
-                `out` where given
+                `out` where given, which may be `dtype` as well
 
     Raises ValueError on a shape, dtype or format that differs. Bits equal `reference.engram_rows`;
     on a device scale byte 255 gives NaN, where the reference raises.
@@ -120,7 +120,8 @@ def engram_rows(
     shape = (n_rows // columns if columns else 0, columns * dim)
     if out is None:
         out = torch.empty(shape, dtype=torch.float32, device=data.device)
-    if tuple(out.shape) != shape or out.dtype != torch.float32 or not out.is_contiguous():
+    kinds = {torch.float32, dtype}
+    if tuple(out.shape) != shape or out.dtype not in kinds or not out.is_contiguous():
         raise ValueError(f"engram_rows: out is {tuple(out.shape)}, wanted contiguous f32 {shape}")
     if not runs_kernels(data):
         rows = data.unflatten(0, (-1, columns)) if n_rows else data.view(0, 0, data.shape[1])

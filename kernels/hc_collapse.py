@@ -83,7 +83,7 @@ def hc_collapse_norm(
     pre      [T, S] f32, contiguous
     weight   [H] f32
     dtype    of the mixed row before its norm and of the result: bf16 or f32
-    rounded  [T, H] f32: the result rounded to fp8 as well, where given; H a multiple of 32
+    rounded  [T, H] f32 or bf16: the result rounded to fp8 as well, where given; H a multiple of 32
     planes   of `byte_planes`: the result's, where given; H a multiple of 32
     returns  [T, H] `dtype`, in `out` where given; `out` may be f32 whatever `dtype` is
 

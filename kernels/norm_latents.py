@@ -100,7 +100,7 @@ def norm_latents(
     dtype      of activations: bf16 or f32
     rounds     whether both results are rounded to fp8 per 32 channels (q and k multiples of 32)
     ring       [W, k] `dtype`, T <= W, written
-    returns    [T, q] f32, exact in `dtype`, in `qr` where given
+    returns    [T, q] f32, exact in `dtype`, in `qr` where given, which may be `dtype` as well
 
     Raises ValueError on a shape or dtype that differs. Within 2e-6 (relative to the row's norm) of
     `reference.norm_latents` in f32 unrounded; in bf16 a value on a tie may move by one ulp, and
@@ -149,7 +149,7 @@ def _checked(
     check_positions("norm_latents", first, turns, k)
     if qr is None:
         qr = torch.empty((n_tokens, width), dtype=torch.float32, device=projected.device)
-    wanted = qr.dtype == torch.float32 and tuple(qr.shape) == (n_tokens, width)
+    wanted = qr.dtype in {torch.float32, dtype} and tuple(qr.shape) == (n_tokens, width)
     if not (wanted and qr.is_contiguous()):
         raise ValueError(f"norm_latents: qr is {qr.dtype} {tuple(qr.shape)}")
     return qr

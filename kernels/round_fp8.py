@@ -65,7 +65,7 @@ def round_fp8(x: Tensor, *, dtype: torch.dtype | None = None, out: Tensor | None
 
     x        [T, k] bf16 or f32, contiguous, k a multiple of 32
     dtype    what x is rounded to before: bf16 or f32; None: it is taken as it is
-    returns  [T, k] f32, each value exact in bf16, in `out` where given
+    returns  [T, k] f32, each value exact in bf16, in `out` where given, which may be bf16
 
     Raises ValueError on a shape or dtype that differs. Bits equal `reference.round_fp8`.
     Source: model specification, section 2.2, ROUND_FP8.
@@ -76,8 +76,9 @@ def round_fp8(x: Tensor, *, dtype: torch.dtype | None = None, out: Tensor | None
         raise ValueError("round_fp8: x is not contiguous")
     if out is None:
         out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    if out.dtype != torch.float32 or out.shape != x.shape or not out.is_contiguous():
-        raise ValueError(f"round_fp8: out is {out.dtype} {tuple(out.shape)}, wanted f32 like x")
+    kinds = {torch.float32, torch.bfloat16}
+    if out.dtype not in kinds or out.shape != x.shape or not out.is_contiguous():
+        raise ValueError(f"round_fp8: out is {out.dtype} {tuple(out.shape)}, wanted floats like x")
     if not runs_kernels(x):
         return out.copy_(reference.round_fp8(x.to(dtype or x.dtype)))
     n_groups = x.numel() // GROUP

@@ -33,8 +33,8 @@ def _swiglu_kernel(
     group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     at = group[:, None] * 32 + tl.arange(0, 32)[None, :]
     inside = at < width
-    gate = tl.load(gate_up + token * 2 * width + at, mask=inside, other=0.0)
-    up = tl.load(gate_up + token * 2 * width + width + at, mask=inside, other=0.0)
+    gate = tl.load(gate_up + token * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + token * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
     if BF16:
         gate, up = round_to_bf16(gate), round_to_bf16(up)
     gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
@@ -58,16 +58,18 @@ def swiglu(
 ) -> Tensor:
     """Return silu(gate) * up with both clamped, ready for the down projection.
 
-    gate_up  [T, 2 * width] f32, products not yet rounded to `dtype`; width a multiple of 32
+    gate_up  [T, 2 * width] f32 or `dtype`, products that need not be rounded to it yet; width a
+             multiple of 32
     limit    gate is clamped from above, up on both sides
     rounds   whether the result is rounded to fp8 as inputs of fp8 matrices are
-    returns  [T, width] f32, exact in `dtype`, in `out` where given
+    returns  [T, width] f32, exact in `dtype`, in `out` where given, which may be `dtype` as well
 
     Raises ValueError on a shape or dtype that differs. Before the roundings within 1e-6 (relative)
     of `reference.swiglu`. Source: model specification, sections 2.2 and 3.7, Expert.
     """
     n_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    if gate_up.dtype != torch.float32 or gate_up.shape[1] % 64 or not gate_up.is_contiguous():
+    kinds = {torch.float32, dtype}
+    if gate_up.dtype not in kinds or gate_up.shape[1] % 64 or not gate_up.is_contiguous():
         raise ValueError(
             f"swiglu: gate_up is {gate_up.dtype} {tuple(gate_up.shape)}, wanted f32 [T, 64 n]"
         )

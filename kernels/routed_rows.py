@@ -1,9 +1,10 @@
-"""The routed experts of many rows over fp4 weights, a part for each pair of token and expert.
+"""The routed experts of many rows, a part for each pair of token and expert.
 
 Invariants: pairs are sorted by expert, then token; a part depends on its token, its expert and the
 weight alone, not on which pairs share a launch; an address of 0 marks an absent expert, of which
 nothing is read. `sum_parts` adds the parts afterwards, so that experts may come a few at a time.
-Kernels for Hopper's tensor cores are in `routed_rows_layouts.py`, here are the plain ones.
+Kernels for fp4 on Hopper's tensor cores are in `routed_rows_layouts.py`, those for GGUF blocks in
+`routed_rows_blocks.py`, here are the plain ones for fp4.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from torch import Tensor
 
 from .device import has_warpgroup_products, runs_kernels
 from .formats.fp4_expert import Fp4Shape
+from .formats.k_expert import BlockShape
 from .reference import routed_rows as reference
 from .round_fp8 import round_fp8
+from .routed_m1_blocks import check_blocks
 from .routed_m1_swiglu import gated, rounded
 
 _PAIRS, _ROWS = 16, 32  # of a plain program
@@ -126,7 +129,7 @@ def routed_rows(
     weights: Tensor,
     starts: Sequence[int],
     pointers: Tensor,
-    shape: Fp4Shape,
+    shape: Fp4Shape | BlockShape,
     limit: float,
     *,
     dtype: torch.dtype = torch.bfloat16,
@@ -141,12 +144,14 @@ def routed_rows(
     starts    G + 1 whole numbers: pairs starts[g] .. starts[g + 1] - 1 are of group g's expert;
               on the host, which knows them, since it asked for the experts
     pointers  [3, G] i64 addresses of gate, up and down; 0 for an absent expert
+    shape     how an expert lies: fp4, or rows of GGUF blocks in formats of `gemm_blocks.FORMS`
     dtype     what each product is rounded to: bf16 or f32
-    plain     takes the bodies without tensor cores on any GPU, for comparison
+    plain     takes fp4's bodies without tensor cores on any GPU, for comparison
     returns   [R, hidden] `dtype`, in `parts` where given; zeros for absent experts
 
-    Rows are rounded to fp8 before each product. Addresses are multiples of 16. Raises ValueError on
-    a shape or dtype that differs. Products within 2e-6 (relative, f32) of `reference.routed_rows`;
+    Rows are rounded before each product: to fp8 for fp4, else to tiled blocks (`tiled_rows.py`).
+    Addresses are multiples of 16. Raises ValueError on a shape, dtype or format that differs.
+    Products within 2e-6 (relative, f32) of `reference.routed_rows`;
     an activation on a rounding tie may fall the other way. On tensor cores scales are taken from
     2^-116 to 2^17, others as the nearest of these. Source: model specification, section 3.7.
     """
@@ -165,7 +170,11 @@ def routed_rows(
         )
     if n_pairs == 0:
         return parts
-    if has_warpgroup_products(x.device) and not plain:
+    if isinstance(shape, BlockShape):
+        from .routed_rows_blocks import launch_blocks  # noqa: PLC0415  imports this module
+
+        launch_blocks(x, tokens, weights, starts, pointers, parts, shape, limit)
+    elif has_warpgroup_products(x.device) and not plain:
         from .routed_rows_layouts import launch_layouts  # noqa: PLC0415  wants a GPU's compiler
 
         launch_layouts(x, tokens, weights, starts, pointers, parts, shape, limit)
@@ -226,11 +235,13 @@ def _check(
     weights: Tensor,
     starts: Sequence[int],
     pointers: Tensor,
-    shape: Fp4Shape,
+    shape: Fp4Shape | BlockShape,
 ) -> None:
     if x.dim() != 2 or x.shape[1] != shape.hidden or not x.is_contiguous():
         raise ValueError(f"routed_rows: x is {tuple(x.shape)}, wanted [T, {shape.hidden}]")
-    if shape.hidden % 32 or shape.width % 32:
+    if isinstance(shape, BlockShape):
+        check_blocks(shape)
+    elif shape.hidden % 32 or shape.width % 32:
         raise ValueError(f"routed_rows: {shape.hidden} x {shape.width} are no multiples of 32")
     n_groups, n_pairs = len(starts) - 1, tokens.shape[0]
     if pointers.dtype != torch.int64 or tuple(pointers.shape) != (3, n_groups):

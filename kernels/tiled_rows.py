@@ -22,15 +22,21 @@ def _half_as_many(v, UNITS: tl.constexpr, N: tl.constexpr):
     return first + second
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tokens"])
 def _tiled_rows_kernel(
-    x, codes, scales, sums, k, n_units, UNITS: tl.constexpr, GROUP: tl.constexpr
-):
+    x, tokens, codes, scales, sums, n_rows, k, n_units,
+    UNITS: tl.constexpr, GROUP: tl.constexpr, GATHERS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    source = row
+    if GATHERS:
+        source = tl.load(tokens + row, mask=row < n_rows, other=0).to(tl.int64)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     n_groups: tl.constexpr = 128 // GROUP
     at = (unit * 128)[:, None] + tl.arange(0, 128)[None, :]
-    v = tl.load(x + row * k + at, mask=at < k, other=0.0).to(tl.float32)
+    v = tl.load(x + source * k + at, mask=at < tl.where(row < n_rows, k, 0), other=0.0).to(
+        tl.float32
+    )
     v = tl.reshape(v, [UNITS, n_groups, GROUP])
     amax = tl.max(tl.abs(v), 2)
     v = tl.where((amax < _SMALLEST)[:, :, None], 0.0, v)
@@ -57,40 +63,58 @@ def _tiled_rows_kernel(
     tl.store(sums + row * (n_units * 8) + unit[:, None] * 8 + place, total, mask=present)
 
 
-def tiled_rows(x: Tensor, form: str, *, out: TiledRows | None = None) -> TiledRows:
+def tiled_rows(
+    x: Tensor,
+    form: str,
+    tokens: Tensor | None = None,
+    *,
+    spare: int = 0,
+    out: TiledRows | None = None,
+) -> TiledRows:
     """Round groups of values to multiples of a 127th of the largest magnitude, ties to even.
 
     x        [T, k] bf16 or f32, contiguous, k a multiple of 32
     form     "D4", scales of 32 values, or "D2S6", scales of 64 values and other sums
-    returns  codes [T, 128 n] i8, scales [T, 4 n or 2 n] f32 and sums [T, 8 n] f32 of n blocks, as
-             `reference.tiled_rows` describes; in `out` where given
+    tokens   [R] i32, the rows of x to take, contiguous; None: each once
+    spare    rows of zeros to add
+    returns  codes [R + spare, 128 n] i8, scales [R + spare, 4 n or 2 n] f32 and sums
+             [R + spare, 8 n] f32 of n blocks, as `reference.tiled_rows` describes; in `out` where
+             given
 
     Raises ValueError on a shape, dtype or form that differs. Bits equal `reference.tiled_rows`.
     Source: ggml's tiled activation blocks, with scales and sums in f32.
     """
+    _check(x, form, tokens)
+    rows, k = len(x if tokens is None else tokens), x.shape[1]
+    n_units = -(-k // 128)
+    wanted = empty_rows(rows + spare, k, form, torch.device("meta"))
+    out = out or empty_rows(rows + spare, k, form, x.device)
+    if any(part.shape != other.shape for part, other in zip(out, wanted, strict=True)):
+        raise ValueError(f"tiled_rows: out is {[tuple(part.shape) for part in out]}")
+    if not runs_kernels(x):
+        found = reference.tiled_rows(x if tokens is None else x[tokens.long()], form)
+        for target, part in zip(out, found, strict=True):
+            target[:rows], target[rows:] = part, 0
+    elif rows + spare:
+        # No fused multiply-add: it would round once where the definition rounds twice. Rows are
+        # the first axis of the grid: it alone takes more than 65,535.
+        _tiled_rows_kernel[(rows + spare, triton.cdiv(n_units, _UNITS_A_PROGRAM))](
+            x, x if tokens is None else tokens, *out, rows, k, n_units,
+            UNITS=_UNITS_A_PROGRAM, GROUP=GROUPS[form], GATHERS=tokens is not None,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+    return out
+
+
+def _check(x: Tensor, form: str, tokens: Tensor | None) -> None:
     if form not in GROUPS:
         raise ValueError(f"tiled_rows: form {form}, wanted one of {', '.join(GROUPS)}")
     if x.dim() != 2 or x.shape[1] % 32 or x.dtype not in {torch.bfloat16, torch.float32}:
         raise ValueError(f"tiled_rows: x is {x.dtype} {tuple(x.shape)}, wanted [T, 32 n] floats")
     if not x.is_contiguous():
         raise ValueError("tiled_rows: x is not contiguous")
-    rows, k = x.shape
-    n_units = -(-k // 128)
-    wanted = empty_rows(rows, k, form, torch.device("meta"))
-    out = out or empty_rows(rows, k, form, x.device)
-    if any(part.shape != other.shape for part, other in zip(out, wanted, strict=True)):
-        raise ValueError(f"tiled_rows: out is {[tuple(part.shape) for part in out]}")
-    if not runs_kernels(x):
-        for target, part in zip(out, reference.tiled_rows(x, form), strict=True):
-            target.copy_(part)
-    elif rows:
-        # No fused multiply-add: it would round once where the definition rounds twice. Rows are
-        # the first axis of the grid: it alone takes more than 65,535.
-        _tiled_rows_kernel[(rows, triton.cdiv(n_units, _UNITS_A_PROGRAM))](
-            x, *out, k, n_units, UNITS=_UNITS_A_PROGRAM, GROUP=GROUPS[form],
-            num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
-    return out
+    if tokens is not None and (tokens.dtype != torch.int32 or not tokens.is_contiguous()):
+        raise ValueError(f"tiled_rows: tokens are {tokens.dtype}, wanted contiguous int32")
 
 
 def empty_rows(rows: int, k: int, form: str, device: torch.device) -> TiledRows:

@@ -57,10 +57,15 @@ def routed_m1(
 def _blocks_product(x: Tensor, at: int, name: str, n: int, dtype: torch.dtype) -> Tensor:
     """Rows rounded to q8_1 times a matrix of blocks, summed exactly and rounded once."""
     k = x.shape[1]
-    n_bytes = n * (k // FORMATS[name].BLOCK_VALUES * FORMATS[name].BLOCK_BYTES)
-    stored = torch.frombuffer((ctypes.c_uint8 * n_bytes).from_address(at), dtype=torch.uint8)
-    matrix = FORMATS[name].dequantise(stored.view(n, -1)).double()
+    matrix = FORMATS[name].dequantise(blocks_at(at, name, n, k)).double()
     return (dequantise(*q8_1_rows(x), k) @ matrix.T).float().to(dtype)
+
+
+def blocks_at(at: int, name: str, n: int, k: int) -> Tensor:
+    """Return a matrix [n, bytes of k values] u8 of blocks at an address of the CPU."""
+    n_bytes = n * (k // FORMATS[name].BLOCK_VALUES * FORMATS[name].BLOCK_BYTES)
+    stored = (ctypes.c_uint8 * n_bytes).from_address(at)
+    return torch.frombuffer(stored, dtype=torch.uint8).view(n, -1)
 
 
 def fp4_matrix(at: int, scale: int, n: int, k: int) -> Tensor:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from kernels import routed_m1
 from kernels.formats.k_expert import BlockShape
 from kernels.reference import routed_m1 as reference
 from kernels.routed_m1_buffers import RoutedBuffers
-from tests.support.random_blocks import random_blocks
+from tests.support.block_experts import experts_of
 
 LIMIT = 10.0
 MIXES = {
@@ -23,25 +22,6 @@ DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreter),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
-
-
-def experts_of(
-    shape: BlockShape, n_experts: int, device: str, largest: float = 0.003
-) -> tuple[Tensor, Tensor]:
-    """Return slots [n, bytes] u8, pieces at multiples of 256, and the pointers [3, n] into them."""
-    pieces = [(shape.gate, shape.width, shape.hidden), (shape.up, shape.width, shape.hidden)]
-    pieces.append((shape.down, shape.hidden, shape.width))
-    slots, starts = [], [0]
-    for expert in range(n_experts):
-        parts = []
-        for number, (name, n, k) in enumerate(pieces):
-            data = random_blocks(name, n, k, 7 * expert + number, largest).flatten()
-            parts.append(torch.cat([data, torch.zeros(-len(data) % 256, dtype=torch.uint8)]))
-        slots.append(torch.cat(parts))
-        starts = [0, len(parts[0]), len(parts[0]) + len(parts[1])]
-    stacked = torch.stack(slots).to(device)
-    first = stacked.data_ptr() + torch.arange(n_experts) * stacked.shape[1]
-    return stacked, torch.stack([first + start for start in starts]).to(device)
 
 
 def check(

@@ -42,6 +42,19 @@ def test_rows_equal_their_reference_bit_for_bit(
         assert torch.equal(found_part.cpu(), wanted)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("form", sorted(reference.GROUPS))
+def test_rows_may_be_chosen_and_zeros_follow(device: str, form: str) -> None:
+    x = torch.randn(5, 160, generator=torch.Generator().manual_seed(4))
+    tokens = torch.tensor([4, 0, 4, 2], dtype=torch.int32)
+    found = tiled_rows.tiled_rows(x.to(device), form, tokens.to(device), spare=3)
+    wanted = reference.tiled_rows(x[tokens.long()], form)
+    for found_part, part in zip(found, wanted, strict=True):
+        assert torch.equal(found_part[:4].cpu(), part)
+        assert found_part.shape[0] == 7
+        assert not found_part[4:].any()
+
+
 @pytest.mark.parametrize("form", sorted(reference.GROUPS))
 def test_codes_times_scales_are_within_half_a_step(form: str) -> None:
     x = torch.randn(3, 160, generator=torch.Generator().manual_seed(1))
@@ -76,6 +89,8 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         tiled_rows.tiled_rows(torch.zeros(1, 33), "D4")
     with pytest.raises(ValueError, match="form"):
         tiled_rows.tiled_rows(torch.zeros(1, 32), "D5")
+    with pytest.raises(ValueError, match="tokens"):
+        tiled_rows.tiled_rows(torch.zeros(1, 32), "D4", torch.zeros(1))
     out = tiled_rows.empty_rows(1, 160, "D4", torch.device("cpu"))
     with pytest.raises(ValueError, match="out is"):
         tiled_rows.tiled_rows(torch.zeros(1, 32), "D4", out=out)

@@ -32,6 +32,7 @@ from kernels.byte_planes import byte_planes
 from kernels.formats.fp4_expert import Fp4Shape
 from kernels.formats.k_expert import BlockShape
 from kernels.fp8_to_bf16 import fp8_to_bf16
+from kernels.gemm_blocks import gemm_blocks
 from kernels.gemv import gemv
 from kernels.gemv_blocks import gemv_blocks
 from kernels.hc_collapse import hc_collapse_norm
@@ -129,6 +130,13 @@ def a_chunks_experts() -> None:
             on_gpu(CHUNK, HIDDEN, dtype=BF16), i32(starts[-1]), on_gpu(starts[-1]), starts,
             i64(3, len(groups)), _shape(), LIMIT, plain=plain,
         )  # fmt: skip
+    for names in EXPERT_FORMATS:
+        sizes = groups if names == EXPERT_FORMATS[0] else groups[3:4]
+        starts = [0, *np.cumsum(sizes).tolist()]
+        routed_rows(
+            on_gpu(CHUNK, HIDDEN, dtype=BF16), i32(starts[-1]), on_gpu(starts[-1]), starts,
+            i64(3, len(sizes)), BlockShape(HIDDEN, WIDTH, *names), LIMIT,
+        )  # fmt: skip
     parts = on_gpu(CHUNK * CONFIG.top_k, HIDDEN, dtype=BF16)
     sum_parts(parts, i32(CHUNK, CONFIG.top_k), on_gpu(CHUNK, HIDDEN, dtype=BF16), dtype=BF16)
     for form in GROUPS:
@@ -159,6 +167,7 @@ def matrices() -> None:
         for plain in (False, True):
             weight = u8(1792, row_bytes(name, HIDDEN))
             gemv_blocks(on_gpu(1, HIDDEN), weight, name, plain=plain)
+        gemm_blocks(on_gpu(32, HIDDEN), weight, name)
     for dtype in (BF16, F32):
         round_fp8(on_gpu(CHUNK, HIDDEN, dtype=dtype), dtype=BF16)
         swiglu(on_gpu(CHUNK, 2 * WIDTH), LIMIT, dtype=dtype, rounds=dtype == BF16)

@@ -103,12 +103,15 @@ class DecodeStep:
             self.experts(layer)
 
     def snapshot(self, first: int, end: int) -> list[tuple[str, Tensor]]:
-        """Return copies of what layers first to end - 1 have left, with their names."""
-        b = self.buffers
+        """Return copies of what layers first to end - 1 have left, with their names.
+
+        Of a header the picks and their weights: experts may move meanwhile.
+        """
+        b, decided = self.buffers, slice(1, 1 + 2 * self.model.config.top_k)
         found: list[tuple[str, Tensor]] = []
         for layer in range(first, end):
             found.append((f"layer {layer}, after its attention", b.middle[layer].clone()))
-            found.append((f"layer {layer}, its header", b.headers[layer].clone()))
+            found.append((f"layer {layer}, its header", b.headers[layer, decided].clone()))
             found.append((f"layer {layer}, its streams", b.before_engram_of(layer + 1).clone()))
             found.append((f"layer {layer}, its pre-mix", b.pre[layer + 1].clone()))
             found.append((f"layer {layer}, its window", self.sequence.windows[layer].clone()))

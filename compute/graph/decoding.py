@@ -27,7 +27,7 @@ from .timings import StepTimer
 class GraphSettings:
     """How tokens are launched."""
 
-    mode: str  # one of runner.MODES
+    mode: str  # one of launches.MODES
     boundaries: str = "auto"  # one of segments.KINDS
     log: Callable[[str], None] | None = None  # takes running counts and a line a miss
     trace: Callable[[str], None] | None = None  # takes the hashes of every segment

@@ -13,13 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from compute.experts.device_experts import DeviceExperts
 from compute.model.model import Model
@@ -31,7 +28,8 @@ from .foresight import Foresight
 from .guess_writer import GuessWriter
 from .hashes import Trace
 from .headers import Headers
-from .recording import GraphCounters, Recorder
+from .launches import BY_LAYER, Launches
+from .recording import GraphCounters
 from .route_check import RouteCheck
 from .row_feed import RowFeed
 from .segments import Boundaries, MissRate, Segment, flagged
@@ -39,17 +37,12 @@ from .timings import StepTimer
 
 _MOST_HINTS = 64
 _LOG_STEPS = 32  # between two lines of counts
-Launcher = Callable[[tuple[Any, ...], Callable[[], None]], None]
-MODES = ("eager", "layer", "segment", "oracle")
-BY_LAYER = ("eager", "layer")
-SPANNING = ("segment", "oracle")
 
 
 class Runner:
     """`step` takes one token into the sequence; then `logits` and `likeliest` are there.
 
-    mode        eager: kernel after kernel; layer: a graph for each layer; segment: graphs that span
-                layers; oracle: segments, each compared with its eager run bit by bit
+    mode        as `Launches` has it; oracle: each segment is compared with its eager run bit by bit
     boundaries  kind of the segments' boundaries
     tracer      is shown the streams at the end of every segment
     timer       measures parts, which are then launched one by one
@@ -75,7 +68,6 @@ class Runner:
         guesses: GuessWriter | None = None,
     ) -> None:
         config = self._config = model.config
-        self.mode = mode
         self.counters = GraphCounters()
         self._model = model
         self._experts = experts
@@ -85,7 +77,7 @@ class Runner:
         self._foresight: Foresight | None = None
         if self._step.ahead is not None and lookahead:
             self._foresight = Foresight(self._step.ahead, experts, lookahead, self.counters)
-        self._recorder = Recorder(model.device, self.counters, keeps=mode not in SPANNING)
+        self._launches = Launches(self._step, experts.places, mode, self.counters, timer)
         self._boundaries = Boundaries.of(config, boundaries)
         self._rate = MissRate(self._boundaries)
         self._headers = Headers(self._step.buffers.headers, config.n_experts)
@@ -103,6 +95,11 @@ class Runner:
         self._likeliest = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
         self._steps = 0
         self._expected = -1  # the token whose rows are asked for
+
+    @property
+    def mode(self) -> str:
+        """The mode; eager from where a capture failed that segments need."""
+        return self._launches.mode
 
     @property
     def sequence(self) -> Sequence:
@@ -142,15 +139,13 @@ class Runner:
         if self._timer is not None:
             self._timer.begin(sequence.position)
         self._rows.take_in(sequence)
-        if self.mode in SPANNING and not self._recorder.works:
-            self.mode = "eager"
+        self._launches.begin()
         self._inputs[0], self._inputs[1] = token, sequence.position
         step.buffers.inputs.copy_(self._inputs, non_blocking=True)
         step.extend_reach(sequence.position)
         self._experts.take_arrived()
         if self._foresight is not None:
             self._foresight.begin()
-        self._recorder.check("the sequence", step.pointers())
         n_missed, n_flagged = self._experts.io.misses, 0
         for segment in self._segments():
             n_flagged += self._run_segment(segment)
@@ -197,40 +192,30 @@ class Runner:
         if self._foresight is not None and first:
             self._experts.take_arrived()  # what was hinted may be there
         self._experts.settle()
-        if self._timer is None:
-            self._launch(("layers", first, end), partial(self._whole, first, end))
-        else:
-            self._launch_parts(first, end)
+        self._launches.segment(first, end)
         self._experts.report()  # of the token before, while the device runs
-        n_flagged = self._repair_all(first, end, self._launch)
+        n_flagged = self._repair_all(first, end)
         if self.mode == "oracle":
             self._compare(first, end)
         if self._tracer is not None:
             self._tracer.segment(self.sequence.position, first, end, self._step.buffers)
         return n_flagged
 
-    def _whole(self, first: int, end: int) -> None:
-        step = self._step
-        if first == 0:
-            step.embed()
-        step.layers(first, end)
-        if end == self._config.n_layers:
-            step.head()
-
-    def _repair_all(self, first: int, end: int, launch: Launcher) -> int:
+    def _repair_all(self, first: int, end: int, *, eagerly: bool = False) -> int:
         """Wait for a segment's headers and repair it until they are clean; its flagged layers."""
         layer, n_flagged = self._first_flagged(first, end), 0
         while layer >= 0:
             n_flagged += 1
-            self._repair(layer, end, launch)
+            self._fetch(layer, end)
+            self._launches.again(layer, end, eagerly=eagerly)
             again = self._first_flagged(layer, end)
             if again == layer:
                 raise ShardError(f"layer {layer}: a pick is absent after it was fetched")
             layer = again
         return n_flagged
 
-    def _repair(self, layer: int, end: int, launch: Launcher) -> None:
-        """Fetch what a layer misses and run from its experts to the segment's end."""
+    def _fetch(self, layer: int, end: int) -> None:
+        """Fetch what a layer misses; what later ones up to `end` miss goes along as hints."""
         absent = self._headers.absent(layer)
         self.counters.misses += 1
         if self._log is not None:
@@ -243,44 +228,6 @@ class Runner:
         ]
         with self._on_host("fetch"):
             self._experts.fetch(layer, self._headers.picks(layer), hints[:_MOST_HINTS])
-        if self._timer is not None:
-            self._launch_parts(layer, end, attends=False)
-            return
-        step = self._step
-        launch(("experts", layer), partial(step.experts, layer))
-        for later in range(layer + 1, end):
-            launch(("layer", later), partial(step.layers, later, later + 1))
-        if end == self._config.n_layers:
-            launch(("head",), step.head)
-
-    def _launch_parts(self, first: int, end: int, *, attends: bool = True) -> None:
-        """Launch layers part by part with marks between, from `first`'s experts if not `attends`.
-
-        The launches are those of `_whole`, and so are their results.
-        """
-        step, timer = self._step, self._timer
-        assert timer is not None
-        if attends and first == 0:
-            self._launch(("embed",), step.embed)
-        for layer in range(first, end):
-            if attends or layer > first:
-                with timer.launched("attention"):
-                    self._launch(("attention", layer), partial(step.attention, layer))
-            with timer.launched("compute"):
-                self._launch(("experts", layer), partial(step.experts, layer))
-        if end == self._config.n_layers:
-            with timer.launched("sampling"):
-                self._launch(("head",), step.head)
-
-    def _launch(self, key: tuple[Any, ...], launch: Callable[[], None]) -> None:
-        if self.mode == "eager":
-            self.counters.eager += 1
-            launch()
-            return
-        places = self._experts.places  # a fetch may have found another daemon with another arena
-        tensors = (places.addresses, places.table, places.cache)
-        self._recorder.check("the arena", tuple(tensor.data_ptr() for tensor in tensors))
-        self._recorder.run((*key, self._step.reach), launch)
 
     def _first_flagged(self, first: int, end: int) -> int:
         """Wait for the headers of layers first to end - 1; the first with an absent pick, or -1."""
@@ -312,23 +259,14 @@ class Runner:
 
     def _compare(self, first: int, end: int) -> None:
         """Run the segment once more eagerly; raise ShardError where a bit differs."""
-        replayed = self._snapshot(first, end)
-        self._whole(first, end)
-        self._repair_all(first, end, _launch_at_once)  # a later miss took an earlier one's slot
-        found = self._step.first_difference(replayed, self._snapshot(first, end))
+        replayed = self._step.snapshot(first, end)
+        self._launches.at_once(first, end)
+        self._repair_all(first, end, eagerly=True)  # a later miss took an earlier one's slot
+        found = self._step.first_difference(replayed, self._step.snapshot(first, end))
         if found:
             raise ShardError(
                 f"position {self.sequence.position}: graph and eager launches differ: {found}"
             )
-
-    def _snapshot(self, first: int, end: int) -> list[tuple[str, Tensor]]:
-        """What a segment left, but for the slots in its headers: experts may have moved."""
-        found = self._step.snapshot(first, end)
-        until = 1 + 2 * self._headers.top_k
-        return [
-            (name, tensor[1:until] if name.endswith("its header") else tensor)
-            for name, tensor in found
-        ]
 
     def _check(self, token: int) -> None:
         sequence = self.sequence
@@ -339,7 +277,3 @@ class Runner:
                 f"token id {token} at position {sequence.position}: the vocabulary has "
                 f"{self._config.vocab_size} ids"
             )
-
-
-def _launch_at_once(_key: tuple[Any, ...], launch: Callable[[], None]) -> None:
-    launch()

@@ -11,6 +11,7 @@ import pytest
 
 from compute.experts.device_experts import DeviceExperts
 from compute.graph.exactness import Case, Outcome, run_matrix, sizes_of
+from compute.graph.launches import Launches
 from compute.graph.runner import Runner
 from protocol.files.checkpoint import Checkpoint, open_checkpoint
 from tests.support.arena_daemon import ArenaDaemon
@@ -69,19 +70,20 @@ def test_every_way_to_decode_gives_the_same_bits() -> None:
 def test_a_difference_is_named_with_its_place(
     spoiled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Runner._whole
+    whole = Launches.at_once
     likeliest = Runner.likeliest
 
-    def other(runner: Runner, first: int, end: int) -> None:
-        whole(runner, first, end)
-        if runner.mode == "layer" and first == 5 and runner.sequence.position == 4:
-            runner._step.buffers.middle[5].add_(1)
+    def other(launches: Launches, first: int, end: int) -> None:
+        whole(launches, first, end)
+        step = launches._step
+        if launches.mode == "layer" and first == 5 and step.sequence.position == 4:
+            step.buffers.middle[5].add_(1)
 
     def other_id(runner: Runner) -> int:
         return likeliest(runner) ^ (runner.mode == "layer" and runner.sequence.position == 4)
 
     if spoiled == "streams":
-        monkeypatch.setattr(Runner, "_whole", other)
+        monkeypatch.setattr(Launches, "at_once", other)
     else:
         monkeypatch.setattr(Runner, "likeliest", other_id)
     outcomes = matrix(demo(), "cpu", 2, sizes=[0], share=1)

@@ -19,7 +19,7 @@ MODES = ["eager", "layer", "segment"]
 
 def launches_noted(rig: Rig) -> None:
     """Write launches and waits down among what the daemon is told."""
-    launch, wait, events = rig.runner._launch, rig.runner._wait, rig.daemon.events
+    launch, wait, events = rig.runner._launches._launch, rig.runner._wait, rig.daemon.events
 
     def noted(*args: Any) -> None:
         events.append("launch")
@@ -29,7 +29,7 @@ def launches_noted(rig: Rig) -> None:
         events.append("wait")
         wait()
 
-    rig.runner._launch = noted  # type: ignore[assignment, method-assign]
+    rig.runner._launches._launch = noted  # type: ignore[assignment, method-assign]
     rig.runner._wait = waited  # type: ignore[method-assign]
 
 
@@ -129,7 +129,7 @@ def test_pythons_blocks_do_not_grow(mode: str, n_device: int) -> None:
     made = make_rig(mode=mode, n_device=n_device)
     made.prefill(PROMPT)
     token = steps(made, 20)
-    made.runner._launch = lambda *_: None  # type: ignore[method-assign]
+    made.runner._launches._launch = lambda *_: None  # type: ignore[method-assign]
     token = steps(made, 60, token)
     gc.collect()
     before = sys.getallocatedblocks()

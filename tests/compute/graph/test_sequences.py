@@ -92,7 +92,7 @@ def test_a_pointer_that_changed_has_every_graph_captured_anew(what: str) -> None
         one.prefill(PROMPTS[0])
     ids = made.greedy(3)
     counters = made.runner.counters
-    n_recorded, n_captures = len(made.runner._recorder._recordings), counters.captures
+    n_recorded, n_captures = len(made.runner._launches._recorder._recordings), counters.captures
     if what == "the sequence":
         made.runner.sequence.windows[3] = made.runner.sequence.windows[3].clone()
     else:

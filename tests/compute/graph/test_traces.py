@@ -102,4 +102,4 @@ def test_nothing_is_measured_that_was_not_asked_for() -> None:
     made = make_rig(mode="layer")
     steps(made, 3)
     assert made.runner._timer is None
-    assert {key[0] for key in made.runner._recorder._recordings} == {"layers"}  # type: ignore[index]
+    assert {key[0] for key in made.runner._launches._recorder._recordings} == {"layers"}  # type: ignore[index]

@@ -51,14 +51,17 @@ def _block_rows_gate_up_kernel(
     if gate_at == 0:  # rows are rounded next, whatever they are of
         tl.store(out, tl.zeros([ROWS, PAIRS], tl.float32), mask=mask)
         return
+    # Without the promise of alignment the compiler copies byte by byte.
+    gate_at = tl.multiple_of(gate_at.to(tl.pointer_type(tl.uint8)), 16)
+    up_at = tl.multiple_of(up_at.to(tl.pointer_type(tl.uint8)), 16)
     stored = row if WIDTH % ROWS == 0 else tl.minimum(row, WIDTH - 1)
     first = start.to(tl.int64)
     gate = block_products(
-        tl.multiple_of(gate_at, 16).to(tl.pointer_type(tl.uint8)), gate_codes, gate_scales,
+        gate_at, gate_codes, gate_scales,
         gate_sums, first, stored, GATE, GATE_BYTES, GATE_ROW, HIDDEN, PAIRS, PTX,
     )  # fmt: skip
     up = block_products(
-        tl.multiple_of(up_at, 16).to(tl.pointer_type(tl.uint8)), up_codes, up_scales,
+        up_at, up_codes, up_scales,
         up_sums, first, stored, UP, UP_BYTES, UP_ROW, HIDDEN, PAIRS, PTX,
     )  # fmt: skip
     weight = tl.load(weights + start + pair, mask=inside, other=0.0)[None, :]
@@ -83,9 +86,10 @@ def _block_rows_down_kernel(
     if at == 0:
         tl.store(out, tl.zeros([ROWS, PAIRS], tl.float32), mask=mask)
         return
+    matrix = tl.multiple_of(at.to(tl.pointer_type(tl.uint8)), 16)
     stored = row if HIDDEN % ROWS == 0 else tl.minimum(row, HIDDEN - 1)
     y = block_products(
-        tl.multiple_of(at, 16).to(tl.pointer_type(tl.uint8)), codes, scales, sums,
+        matrix, codes, scales, sums,
         start.to(tl.int64), stored, DOWN, DOWN_BYTES, DOWN_ROW, WIDTH, PAIRS, PTX,
     )  # fmt: skip
     tl.store(out, rounded(y, BF16), mask=mask)

@@ -1,30 +1,28 @@
 """Experts for a device that picks them itself: the miss client with a device cache before it.
 
-Owns the registration of the arena, the copies into the device cache and the order of both.
-Invariants, after DESIGN.md section 2: a victim's entry leaves the device's table on the stream that
-launches before its slot is overwritten on the stream that copies; the source of a copy is `busy`
-until the copy has ended; the new entry enters at a launch boundary after that, and the launching
-stream waits for the copy's event; a copy whose key moved meanwhile is dropped. A slot of a chunk
-that is not registered yet counts as absent on the device: a pick there waits for its chunk, which
-is registered next. Nothing runs on the device while a message is sent that may change a slot, but
-for copies; a Touch changes none. One thread uses it.
+Owns the device's table, the registration of the arena, and when copies into the device cache begin
+and count. Invariants, after DESIGN.md section 2: a victim's entry leaves the device's table on the
+stream that launches before its slot is overwritten on the stream that copies; the source of a copy
+is `busy` until the copy has ended; the new entry enters at a launch boundary after that. A slot of
+a chunk that is not registered yet counts as absent on the device: a pick there waits for its chunk,
+which is registered next. Nothing runs on the device while a message is sent that may change a slot,
+but for copies; a Touch changes none. One thread uses it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from compute.model.sources import ExpertMatrices, Resident
 from protocol.wire.client import ExpertClient
 from protocol.wire.messages import Added, Drop
 
-from .arena_view import PieceShapes, pieces_of, slots_tensor
-from .device_cache import DeviceCache, Promotion, keys_of
+from .arena_view import PieceShapes, pieces_of
+from .device_cache import DeviceCache, Keys, keys_of
+from .device_copies import DeviceCopies
 from .miss_client import Hints, MissClient
 from .registered_arena import RegisteredArena, Registrar
 from .request_io import Waiting
@@ -32,19 +30,6 @@ from .tiers import ExpertTiers
 
 MOST_PROMOTIONS = 8  # a step: 150 MB of the released model's experts
 _TIER_STEPS = 64  # steps between two writings of the tier bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """A promotion on its way."""
-
-    promotion: Promotion
-    source: int  # arena slot
-    done: torch.cuda.Event | None
-
-
-def _has_ended(copy: _Copy) -> bool:
-    return copy.done is None or bool(copy.done.query())  # type: ignore[no-untyped-call]
 
 
 class DeviceExperts(MissClient):
@@ -70,21 +55,17 @@ class DeviceExperts(MissClient):
         self.cache = DeviceCache(
             client.welcome.n_layers * client.welcome.n_experts, places.n_device
         )
-        self._most_promotions = most_promotions
-        self._chosen: list[Promotion] = []  # copies to begin at the next launch boundary
-        self._copies: list[_Copy] = []
+        self._copies = DeviceCopies(
+            self.cache, places, self._arena_slot, self._is_readable, most_promotions
+        )
         self._registrar = registrar
         self._registered: RegisteredArena | None = None
-        self._copy_stream = None
-        if places.device.type == "cuda":
-            self._copy_stream = torch.cuda.Stream(places.device)  # type: ignore[no-untyped-call]
-        self._moved: set[tuple[int, int]] = set()  # into or out of the device cache
         self._untold: tuple[int, NDArray[np.int64]] | None = None  # the last step and its picks
         super().__init__(client, shapes, waiting, places.device)
 
     def close(self) -> None:
         """Let go of the arena; nothing may be running."""
-        self._abandon_copies()
+        self._copies.abandon()
         if self._registered is not None:
             self._registered.close()
             self._registered = None
@@ -93,20 +74,18 @@ class DeviceExperts(MissClient):
 
     def settle(self) -> None:
         """At a launch boundary: bring the device's table up to date, begin the copies chosen."""
-        self._take_ended()
+        self._copies.take_ended()
         changed = self._table.take_changed()
         has_news = self._registered is not None and self._registered.take_news()
         if changed is None or has_news:
             self._replace_table()
         else:
-            keys = changed | self._moved
+            keys = changed | self._copies.moved
             self.places.push(
                 [(layer, expert, self._entry(layer, expert)) for layer, expert in keys]
             )
-        self._moved.clear()
-        chosen, self._chosen = self._chosen, []
-        for promotion in chosen:
-            self._start(promotion)
+        self._copies.moved.clear()
+        self._copies.begin_chosen()
 
     def fetch(self, layer: int, picks: Sequence[int], hints: Hints = ()) -> None:
         """Bring a layer's absent picks to where the device reads; the device must be idle.
@@ -150,7 +129,8 @@ class DeviceExperts(MissClient):
         pairs[:, 0] = np.repeat(np.arange(n_layers), top_k)
         pairs[:, 1] = picks.reshape(-1)
         self._touch(step, pairs)
-        self._choose(keys_of(pairs[:, 0], pairs[:, 1], self.places.n_experts))
+        if self.cache.n_slots:
+            self._choose(keys_of(pairs[:, 0], pairs[:, 1], self.places.n_experts))
 
     def hint(self, layer: int, experts: Sequence[int]) -> None:
         """Tell which experts a layer of this step may want, best first; a loss costs nothing.
@@ -211,12 +191,8 @@ class DeviceExperts(MissClient):
         return where.tobytes()
 
     def busy_slots(self) -> Sequence[int]:
-        """Arena slots that unfinished copies read, ascending.
-
-        Those that have ended are taken first: their slots may be given to other keys at once.
-        """
-        self._take_ended()
-        return sorted({copy.source for copy in self._copies})
+        """Arena slots that unfinished copies read, ascending."""
+        return self._copies.sources()
 
     def take_changes(self) -> None:
         """As MissClient's; then the device's table is up to date as well."""
@@ -225,7 +201,7 @@ class DeviceExperts(MissClient):
 
     def _stop_reading(self) -> None:
         """End the copies, since what is retired may be their source."""
-        self._end_copies()
+        self._copies.finish()
 
     def _resized(self, resized: Drop | Added) -> None:
         """Register what was Added, in the background; let go of what a Drop names."""
@@ -243,84 +219,22 @@ class DeviceExperts(MissClient):
         self._registered = RegisteredArena(
             arena, welcome.n_slots, self.places.device, self._registrar
         )
-        self._slots = slots_tensor(arena)
+        self._copies.attach(arena)
         self.places.set_arena(self._registered.starts())
 
     def _recover(self, lost: Exception) -> None:
-        self._abandon_copies()
+        self._copies.abandon()
         super()._recover(lost)  # type: ignore[arg-type]
 
-    # copies
+    # cache and table
 
-    def _choose(self, keys: NDArray[np.int64]) -> None:
-        """Choose which of a step's keys move to the device; victims are out from now on."""
-        if not self.cache.n_slots:
-            return
+    def _choose(self, keys: Keys) -> None:
+        """Count a step's keys and choose which of them move to the device."""
         self.cache.use(keys)
-        room = self._most_promotions - len(self.busy_slots()) - len(self._chosen)
-        promotable = np.array([key for key in keys.tolist() if self._is_readable(key)], np.int64)
-        for promotion in self.cache.begin(promotable, room):
-            self._chosen.append(promotion)
-            if promotion.victim >= 0:
-                self._moved.add(divmod(promotion.victim, self.places.n_experts))
+        self._copies.choose(keys)
         if self._step % _TIER_STEPS == 0:
             tier = self.client.arena.tier
             tier[:] = self.cache.tier_bytes().reshape(tier.shape)
-
-    def _start(self, promotion: Promotion) -> None:
-        """Begin a copy; the victim's entry has left the table before, on the launching stream."""
-        if not self._is_readable(promotion.key):  # retired since it was chosen
-            self.cache.abandon(promotion)
-            return
-        source = self._arena_slot(promotion.key)
-        rooms = self.client.arena.layout.rooms
-        start, size = rooms.end(source), rooms.size(source)
-        target = self.places.cache[promotion.slot, :size]
-        done = None
-        if self._copy_stream is None:
-            target.copy_(self._slots[start : start + size])
-        else:
-            self._copy_stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._copy_stream):
-                target.copy_(self._slots[start : start + size], non_blocking=True)
-                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                done.record()
-        self._copies.append(_Copy(promotion, source, done))
-
-    def _take_ended(self) -> None:
-        for copy in [copy for copy in self._copies if _has_ended(copy)]:
-            self._copies.remove(copy)
-            self._finish(copy)
-
-    def _finish(self, copy: _Copy) -> None:
-        """Enter a copy that has ended, unless its key moved meanwhile."""
-        key = copy.promotion.key
-        if self._arena_slot(key) != copy.source:
-            self.cache.abandon(copy.promotion)
-            return
-        if copy.done is not None:
-            torch.cuda.current_stream().wait_event(copy.done)
-        self.cache.finish(copy.promotion)
-        self._moved.add(divmod(key, self.places.n_experts))
-
-    def _end_copies(self) -> None:
-        for copy in self._copies:
-            if copy.done is not None:
-                copy.done.synchronize()
-            self._finish(copy)
-        self._copies.clear()
-
-    def _abandon_copies(self) -> None:
-        for copy in self._copies:
-            if copy.done is not None:
-                copy.done.synchronize()
-            self.cache.abandon(copy.promotion)
-        self._copies.clear()
-        for promotion in self._chosen:
-            self.cache.abandon(promotion)
-        self._chosen.clear()
-
-    # table
 
     def _arena_slot(self, key: int) -> int:
         layer, expert = divmod(key, self.places.n_experts)

@@ -45,10 +45,10 @@ def test_a_promotion_begins_at_a_boundary_and_counts_at_a_later_one(made: Rig) -
     assert entry(made, 3) == arena_entry
     picked(experts, daemon, 3)
     assert entry(made, 3) == arena_entry
-    assert not experts._copies
+    assert not experts._copies._under_way
     experts.settle()
     assert entry(made, 3) == arena_entry  # it is being copied
-    assert experts._copies
+    assert experts._copies._under_way
     experts.settle()
     assert 0 <= entry(made, 3) < 16
     assert made.experts.tiers()[LAYER * 32 + 3] == 2
@@ -69,7 +69,7 @@ def test_a_copy_that_has_ended_counts_though_its_source_is_given_to_another_key(
     experts, daemon = made.experts, made.daemon
     picked(experts, daemon, 3)
     experts.settle()
-    sources = [copy.source for copy in experts._copies]
+    sources = [copy.source for copy in experts._copies._under_way]
     assert sources
     assert experts.busy_slots() == []  # ended, so entered: the window may take their slots
     daemon.drop(LAYER, 3)
@@ -84,14 +84,14 @@ def test_a_request_names_the_sources_of_unfinished_copies_ascending(
     slots = [int(daemon.table[layer, 3]) for layer in range(3)]
     for layer in range(3):  # the first copy's source lies above the ones after it
         experts._table.slots[layer][3] = slots[2 - layer]
-    monkeypatch.setattr("compute.experts.device_experts._has_ended", lambda _copy: False)
+    monkeypatch.setattr("compute.experts.device_copies._has_ended", lambda _copy: False)
     picked(experts, daemon, 3)
     experts.settle()
-    assert [copy.source for copy in experts._copies][:3] == slots[::-1]
+    assert [copy.source for copy in experts._copies._under_way][:3] == slots[::-1]
     absent = experts.places.table.shape[0] - 1  # of the layers that the arena begins without
     experts.fetch(absent, [int(np.flatnonzero(daemon.table[absent] < 0)[0])])
     ((_, _, busy, _),) = daemon.asked
-    assert busy == tuple(sorted(copy.source for copy in experts._copies))
+    assert busy == tuple(sorted(copy.source for copy in experts._copies._under_way))
 
 
 def test_a_copy_is_dropped_where_its_key_moved_before_it_ended(
@@ -100,7 +100,7 @@ def test_a_copy_is_dropped_where_its_key_moved_before_it_ended(
     experts, daemon = made.experts, made.daemon
     picked(experts, daemon, 3)
     experts.settle()
-    monkeypatch.setattr("compute.experts.device_experts._has_ended", lambda _copy: False)
+    monkeypatch.setattr("compute.experts.device_copies._has_ended", lambda _copy: False)
     assert int(daemon.table[LAYER, 3]) in experts.busy_slots()
     experts._table.slots[LAYER][3] = -1
     monkeypatch.undo()
@@ -116,15 +116,15 @@ def test_a_victims_entry_leaves_the_table_before_its_slot_is_written(made: Rig) 
         experts.settle()
     assert not experts.cache._free
     begun: list[tuple[Promotion, int]] = []
-    start = experts._start
+    begin = experts._copies._begin
 
     def noted(promotion: Promotion) -> None:
         if promotion.victim >= 0:
             layer, expert = divmod(promotion.victim, 32)
             begun.append((promotion, int(experts.places.table[layer, expert])))
-        start(promotion)
+        begin(promotion)
 
-    experts._start = noted  # type: ignore[method-assign]
+    experts._copies._begin = noted  # type: ignore[method-assign]
     for _ in range(12):
         picked(experts, daemon, 2, 4)
         experts.settle()
@@ -135,9 +135,9 @@ def test_a_victims_entry_leaves_the_table_before_its_slot_is_written(made: Rig) 
 def test_a_lost_daemon_leaves_no_promotion_behind(made: Rig) -> None:
     experts, daemon = made.experts, made.daemon
     picked(experts, daemon, 3)
-    assert experts._chosen
-    experts._abandon_copies()
-    assert not experts._chosen
+    assert experts._copies._chosen
+    experts._copies.abandon()
+    assert not experts._copies._chosen
     assert not experts.cache._moving
     experts.settle()
     assert len(experts.cache._free) == 16

@@ -3,7 +3,8 @@
 A segment is launched whole. Its layers' headers come back by one read; the first layer with an
 absent pick is fetched for, runs again from its experts on, and so do the layers after it, up to the
 segment's end; then the headers are read again. A layer without a flag never runs again, so each
-request is progress. What a token leaves to be said is said while the next one's first segment runs.
+request is progress. What a token leaves to be said is said while the next one's longest segment
+runs.
 Invariants: the host waits for headers alone; while a request for experts is open nothing runs on
 the device; the daemon's changes are taken, and acknowledged, where the device is idle; results are
 those of the same launches without any miss. Source: DESIGN.md, section 3.
@@ -147,8 +148,10 @@ class Runner:
         if self._foresight is not None:
             self._foresight.begin()
         n_missed, n_flagged = self._experts.io.misses, 0
-        for segment in self._segments():
-            n_flagged += self._run_segment(segment)
+        segments = self._segments()
+        longest = max(segments, key=lambda segment: segment[1] - segment[0])
+        for segment in segments:
+            n_flagged += self._run_segment(segment, reports=segment == longest)
         self._rate.note(n_flagged)
         if self._log is not None and self._steps % _LOG_STEPS == 0:
             self._log(self.counters.line())
@@ -162,6 +165,10 @@ class Runner:
             self._experts.io.misses - n_missed,
             self._headers.n_below(self._experts.places.n_device),
         )
+
+    def assume_misses(self, n_layers: int) -> None:
+        """Take it that so many layers of a token miss, until tokens show what is true."""
+        self._rate.assume(n_layers)
 
     def finish(self) -> None:
         """End a request: nothing of it is left to be said. The device is idle."""
@@ -183,8 +190,11 @@ class Runner:
             return [(layer, layer + 1) for layer in range(self._config.n_layers)]
         return self._rate.segments()
 
-    def _run_segment(self, segment: Segment) -> int:
-        """Launch a segment and whatever its misses ask for; return its flagged layers."""
+    def _run_segment(self, segment: Segment, *, reports: bool) -> int:
+        """Launch a segment and whatever its misses ask for; return its flagged layers.
+
+        Where the device has most to do, the host `reports` the token before.
+        """
         first, end = segment
         if any(first <= layer < end for layer in self._config.engram_layers):
             with self._on_host("engram"):
@@ -193,7 +203,8 @@ class Runner:
             self._experts.take_arrived()  # what was hinted may be there
         self._experts.settle()
         self._launches.segment(first, end)
-        self._experts.report()  # of the token before, while the device runs
+        if reports:
+            self._experts.report()
         n_flagged = self._repair_all(first, end)
         if self.mode == "oracle":
             self._compare(first, end)
@@ -226,6 +237,7 @@ class Runner:
             for later in range(layer + 1, end)
             for expert in self._headers.absent(later)
         ]
+        self._experts.report()  # the daemon should know what is in use before it evicts
         with self._on_host("fetch"):
             self._experts.fetch(layer, self._headers.picks(layer), hints[:_MOST_HINTS])
 

@@ -69,10 +69,13 @@ class MissRate:
         """Layers with a miss, of all layers, decaying over some fifty steps."""
         return self._rate
 
+    def assume(self, n_flagged: int) -> None:
+        """Begin anew with a rate of so many layers a step."""
+        self._rate = n_flagged / self._n_layers
+
     def note(self, n_flagged: int) -> None:
         """Count a step's layers that missed."""
-        share = n_flagged / self._n_layers
-        self._rate = _KEPT * self._rate + (1 - _KEPT) * share
+        self._rate = _KEPT * self._rate + (1 - _KEPT) * n_flagged / self._n_layers
 
     def length(self) -> int:
         """Return the length with the least expected cost, the longer one among equals."""

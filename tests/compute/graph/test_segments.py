@@ -49,6 +49,14 @@ def test_segments_are_long_without_misses_and_short_with_many() -> None:
     assert rate.length() == 40
 
 
+def test_a_rate_may_be_assumed() -> None:
+    rate, other = (MissRate(Boundaries(40, (0, 1), True)) for _ in range(2))
+    rate.assume(20)
+    for _ in range(600):
+        other.note(20)
+    assert rate.length() == other.length() == 1
+
+
 def test_the_first_flag_is_found() -> None:
     assert flagged([0, 0, 2, 1], 5) == 7
     assert flagged([0, 0], 5) == -1

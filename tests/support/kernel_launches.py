@@ -39,6 +39,7 @@ from kernels.hc_collapse import hc_collapse_norm
 from kernels.hc_expand import hc_expand
 from kernels.hc_mix import hc_mix
 from kernels.index_scores import index_scores
+from kernels.plan_pairs import plan_pairs
 from kernels.reference.tiled_rows import GROUPS
 from kernels.round_fp8 import round_fp8
 from kernels.route_m1 import route_m1, route_rows
@@ -148,7 +149,8 @@ def routers() -> None:
     for n_experts, top_k in ((CONFIG.n_experts, CONFIG.top_k), (1024, 16)):
         for n in (1, CHUNK):
             logits, bias = on_gpu(n, n_experts), on_gpu(n_experts)
-            route_rows(logits, bias, top_k=top_k, routed_scale=1.5)
+            picks, weights = route_rows(logits, bias, top_k=top_k, routed_scale=1.5)
+            plan_pairs(picks, weights, n_experts)
         route_m1(
             on_gpu(1, n_experts), bias, i32(n_experts), i64(5000), (0, 4096, 8192),
             top_k=top_k, routed_scale=1.5,
@@ -169,8 +171,9 @@ def matrices() -> None:
             gemv_blocks(on_gpu(1, HIDDEN), weight, name, plain=plain)
         gemm_blocks(on_gpu(32, HIDDEN), weight, name)
     for dtype in (BF16, F32):
-        round_fp8(on_gpu(CHUNK, HIDDEN, dtype=dtype), dtype=BF16)
-        swiglu(on_gpu(CHUNK, 2 * WIDTH), LIMIT, dtype=dtype, rounds=dtype == BF16)
+        x, gate_up = on_gpu(CHUNK, HIDDEN, dtype=dtype), on_gpu(CHUNK, 2 * WIDTH, dtype=dtype)
+        round_fp8(x, dtype=BF16, out=torch.empty_like(x))
+        swiglu(gate_up, LIMIT, dtype=dtype, rounds=dtype == BF16)
 
 
 def attention() -> None:
@@ -183,7 +186,8 @@ def attention() -> None:
         (1, 8, F32, False),
     ):
         attend_sparse(
-            on_gpu(tokens, heads * k), i64(1), on_gpu(CONTEXT, r // 2, 2),
+            on_gpu(tokens, heads * k, dtype=BF16 if tokens > 1 else F32), i64(1),
+            on_gpu(CONTEXT, r // 2, 2),
             on_gpu(window + tokens - 1, k, dtype=dtype), window,
             on_gpu(4096, k, dtype=dtype), i32(tokens, n_rows), on_gpu(heads), dtype=dtype,
             splits=splits, plain=plain,

@@ -18,6 +18,7 @@ from kernels.index_queries import index_queries
 from kernels.index_scores import index_scores
 from kernels.likeliest import likeliest
 from kernels.norm_latents import norm_latents
+from kernels.plan_pairs import plan_pairs
 from kernels.pool_latents import pool_latents
 from kernels.prepared_rows import prepared_rows
 from kernels.q8_1_rows import q8_1_rows
@@ -201,6 +202,13 @@ def _prepared() -> None:
         x = numbers(rows, 160, dtype=BF16)
         prepared_rows(x)
         prepared_rows(x, i32([rows - 1, 0, rows - 1]))
+
+
+@into(STOPS, "plan_pairs._plan_pairs_kernel")
+def _plans() -> None:
+    for rows in (*ROWS, 700):
+        picks = i32([[token % 5, 5, 6 + token % 3] for token in range(rows)])
+        plan_pairs(picks, numbers(rows, 3), 11)
 
 
 @into(STOPS, "sum_parts._sum_parts_kernel")

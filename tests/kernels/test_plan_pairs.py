@@ -1,0 +1,46 @@
+"""Picks sorted into pairs: the kernel against its reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.plan_pairs import plan_pairs
+from kernels.reference import plan_pairs as reference
+
+# tokens, experts, picks of a token
+SIZES = [(1, 32, 6), (5, 7, 7), (33, 384, 6), (700, 12, 3)]
+CASES = [pytest.param("cpu", size, marks=pytest.mark.interpreter) for size in SIZES[:3]]
+CASES += [
+    pytest.param("cuda", size, marks=pytest.mark.gpu)
+    for size in [*SIZES, (2, 8, 1), (8, 384, 6), (9, 1024, 16), (2048, 384, 6), (8192, 384, 6)]
+]
+
+
+def picked(n_tokens: int, n_experts: int, top_k: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(n_tokens)
+    # Few experts take most picks, and some take none.
+    scores = torch.rand(n_tokens, n_experts, generator=generator) * torch.rand(n_experts) ** 4
+    picks = scores.topk(top_k, dim=1).indices.sort(dim=1).values.int()
+    return picks, torch.rand(n_tokens, top_k, generator=generator)
+
+
+@pytest.mark.parametrize(("device", "sizes"), CASES)
+def test_pairs_equal_the_reference(device: str, sizes: tuple[int, int, int]) -> None:
+    picks, weights = picked(*sizes)
+    wanted = reference.plan_pairs(picks, weights, sizes[1])
+    found = plan_pairs(picks.to(device), weights.to(device), sizes[1])
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one.cpu(), other)
+
+
+def test_what_a_plan_says() -> None:
+    picks, weights = picked(40, 9, 4)
+    tokens, by_pair, places, counts = plan_pairs(picks, weights, 9)
+    assert torch.equal(tokens[places.long()], torch.arange(40).int().unsqueeze(1).expand(-1, 4))
+    assert torch.equal(by_pair[places.long()], weights)
+    assert torch.equal(counts, torch.bincount(picks.flatten(), minlength=9).int())
+    with pytest.raises(ValueError, match="plan_pairs"):
+        plan_pairs(picks.long(), weights, 9)

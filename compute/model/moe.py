@@ -2,7 +2,7 @@
 
 Invariants: experts are added in ascending id in f32, one after the other, however the source
 groups them; a dequantised expert lives until the next one and never outlives the layer's step.
-On a GPU with the kernels for it, experts in fp4 are not dequantised: see `routed_chunk.py`.
+On a GPU with the kernels for it, experts are not dequantised: see `routed_chunk.py`.
 Source: model specification, section 3.7.
 """
 
@@ -18,7 +18,7 @@ from protocol.errors import ShardError
 from protocol.files.model_config import ModelConfig
 from protocol.files.slice_map import FP4
 
-from .matrix import Matrix, linear
+from .matrix import ROW_BLOCKS, Matrix, linear
 from .precision import Numerics
 from .sources import ExpertMatrices
 from .step import Step
@@ -79,13 +79,14 @@ class Moe:
         return total.add_(shared.float()).to(n.activation)
 
     def _launches(self, x: Tensor) -> bool:
-        """Whether the routed experts go by kernels, which round their inputs and read fp4."""
+        """Whether the routed experts go by kernels, which round their inputs."""
         rounds = self.numerics.round_input is not Tensor.float
-        if not (x.is_cuda and rounds and set(self.weights.formats) == {FP4}):
+        formats = set(self.weights.formats)
+        if not (x.is_cuda and rounds and (formats == {FP4} or formats <= ROW_BLOCKS)):
             return False
-        from kernels.device import has_warpgroup_products  # noqa: PLC0415  imports Triton
+        from kernels.device import has_warpgroup_products, speaks_ptx  # noqa: PLC0415  Triton
 
-        return has_warpgroup_products(x.device)
+        return has_warpgroup_products(x.device) if formats == {FP4} else speaks_ptx(x.device)
 
     def _launched(self, step: Step, x: Tensor, logits: Tensor) -> Tensor:
         """Return the site's output by kernels."""
@@ -106,7 +107,8 @@ class Moe:
         self._note(step, picks.long(), weights)
         plan = ChunkPlan(picks, weights, config.n_experts)
         shared = self._expert(n.round_input(x), w.shared_gate_up, w.shared_down, None)
-        chunk = RoutedChunk(self.layer, x, plan, config.swiglu_limit, n.activation)
+        limit = config.swiglu_limit
+        chunk = RoutedChunk(self.layer, x, plan, limit, n.activation, w.formats)
         return chunk.run(step.experts, shared)
 
     def _expert(self, x: Tensor, gate_up: Matrix, down: Matrix, weight: Tensor | None) -> Tensor:

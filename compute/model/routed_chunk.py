@@ -1,4 +1,4 @@
-"""The routed experts of a chunk by kernels, as the source gives them: on a GPU, from fp4 weights.
+"""The routed experts of a chunk by kernels, as the source gives them: on a GPU, as they are stored.
 
 A chunk wants most experts of a layer, far more than a window of the daemon's stream holds, so the
 site launches what it has and goes on asking. Invariants: experts launch together while at most
@@ -23,10 +23,13 @@ import torch
 from torch import Tensor
 
 from kernels.formats.fp4_expert import Fp4Shape
+from kernels.formats.k_expert import BlockShape
 from kernels.routed_m1 import routed_m1
+from kernels.routed_m1_blocks import row_bytes
 from kernels.routed_rows import routed_rows
 from kernels.sum_parts import sum_parts
 from protocol.errors import ShardError
+from protocol.files.slice_map import FP4
 
 from .sources import ExpertMatrices, ExpertSource, ResidentSource
 
@@ -58,20 +61,28 @@ class ChunkPlan:
 class RoutedChunk:
     """One layer's experts times one chunk's rows.
 
-    x      [T, H], the site's input, not rounded
-    limit  of the gate
-    dtype  activations
+    x        [T, H], the site's input, not rounded
+    limit    of the gate
+    dtype    activations
+    formats  of gate, up and down
     """
 
     def __init__(
-        self, layer: int, x: Tensor, plan: ChunkPlan, limit: float, dtype: torch.dtype
+        self,
+        layer: int,
+        x: Tensor,
+        plan: ChunkPlan,
+        limit: float,
+        dtype: torch.dtype,
+        formats: tuple[str, str, str] = (FP4, FP4, FP4),
     ) -> None:
         self._layer = layer
         self._x = x.contiguous()
         self._plan = plan
         self._limit = limit
         self._dtype = dtype
-        self._shape: Fp4Shape | None = None
+        self._formats = formats
+        self._shape: Fp4Shape | BlockShape | None = None
         # Of gate, up and down of each of the plan's experts; 0: not there yet.
         self._addresses = np.zeros((3, len(plan.experts)), np.int64)
         self._held: list[ExpertMatrices] = []  # copies that wait for their launch
@@ -121,13 +132,9 @@ class RoutedChunk:
         self, expert: int, offsets: Sequence[int], shapes: Sequence[tuple[int, ...]]
     ) -> None:
         """Raise ShardError unless an expert's pieces are of one shape and lie as all others'."""
-        gate, gate_scale, up, up_scale, down, down_scale = offsets
-        width, hidden = shapes[0][0], shapes[4][0]
-        shape = Fp4Shape(hidden, width, gate_scale - gate, up_scale - up, down_scale - down)
+        shape, wanted = _layout(self._formats, shapes[4][0], shapes[0][0], offsets)
         self._shape = self._shape or shape
-        wanted = [(width, hidden // 2), (width, hidden // 32)] * 2
-        wanted += [(hidden, width // 2), (hidden, width // 32)]
-        if shape != self._shape or hidden != self._x.shape[1] or list(shapes) != wanted:
+        if shape != self._shape or shape.hidden != self._x.shape[1] or list(shapes) != wanted:
             raise ShardError(
                 f"layer {self._layer} expert {expert}: pieces {list(shapes)} at {list(offsets)}, "
                 f"wanted {wanted} for {self._x.shape[1]} channels, laid out as {self._shape}"
@@ -170,3 +177,19 @@ class RoutedChunk:
                 out=sums[token],
             )  # fmt: skip
         return sums
+
+
+def _layout(
+    formats: tuple[str, str, str], hidden: int, width: int, offsets: Sequence[int]
+) -> tuple[Fp4Shape | BlockShape, list[tuple[int, ...]]]:
+    """Return how an expert with pieces at `offsets` lies, and the shapes that its pieces have."""
+    if set(formats) == {FP4}:
+        above = [(width, hidden // 2), (width, hidden // 32)] * 2
+        gate, gate_scale, up, up_scale, down, down_scale = offsets
+        shape = Fp4Shape(hidden, width, gate_scale - gate, up_scale - up, down_scale - down)
+        return shape, [*above, (hidden, width // 2), (hidden, width // 32)]
+    rows = [(width, hidden), (width, hidden), (hidden, width)]
+    pieces: list[tuple[int, ...]] = []
+    for name, (n, k) in zip(formats, rows, strict=True):
+        pieces += [(n, row_bytes(name, k)), (0, 0)]
+    return BlockShape(hidden, width, *formats), pieces

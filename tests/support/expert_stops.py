@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.block_words import UNITS
 from kernels.formats.fp4_expert import Fp4Shape
 from kernels.formats.k_expert import BlockShape
+from kernels.gemm_blocks import gemm_blocks
 from kernels.gemv import gemv
 from kernels.gemv_blocks import gemv_blocks
 from kernels.routed_m1 import routed_m1
@@ -94,28 +95,29 @@ def _one_tokens_experts_in_layouts() -> None:
         routed_m1(numbers(1, hidden), addresses_of(experts), numbers(3), shape, LIMIT)
 
 
-def _experts_of_blocks(*, plain: bool) -> None:
-    hidden, width = 256, 512
+def block_experts(shape: BlockShape, n: int) -> list[list[Tensor]]:
+    """Return n experts, each piece an allocation; the second expert is absent."""
+    up = shape.width * row_bytes(shape.up, shape.hidden)
+    gate = shape.width * row_bytes(shape.gate, shape.hidden)
+    down = shape.hidden * row_bytes(shape.down, shape.width)
+    return [[] if at == 1 else [codes(gate), codes(up), codes(down)] for at in range(n)]
+
+
+def _one_tokens_blocks(*, plain: bool) -> None:
     for names in EXPERTS:
-        shape = BlockShape(hidden, width, *names)
-        sizes = [
-            width * row_bytes(names[0], hidden),
-            width * row_bytes(names[1], hidden),
-            hidden * row_bytes(names[2], width),
-        ]
-        pieces = [[codes(size) for size in sizes], [], [codes(size) for size in sizes]]
-        addresses = addresses_of(pieces)
-        routed_m1(numbers(1, hidden), addresses, numbers(3), shape, LIMIT, plain=plain)
+        shape = BlockShape(256, 512, *names)
+        experts = block_experts(shape, 3)
+        routed_m1(numbers(1, 256), addresses_of(experts), numbers(3), shape, LIMIT, plain=plain)
 
 
 @into(STOPS, "routed_m1_blocks._gate_up_kernel", "routed_m1_blocks._down_kernel")
 def _one_tokens_experts_of_blocks() -> None:
-    _experts_of_blocks(plain=True)
+    _one_tokens_blocks(plain=True)
 
 
 @into(STOPS, "routed_m1_block_layouts._gate_up_kernel", "routed_m1_block_layouts._down_kernel")
 def _one_tokens_experts_of_blocks_in_layouts() -> None:
-    _experts_of_blocks(plain=False)
+    _one_tokens_blocks(plain=False)
 
 
 def _experts_of_rows(hidden: int, width: int, sizes: Sequence[int], *, plain: bool) -> None:
@@ -141,3 +143,28 @@ def _experts() -> None:
 def _experts_in_layouts() -> None:
     _experts_of_rows(160, 96, (1, 9, 0, 17, 33, 70), plain=False)  # a tile of each size
     _experts_of_rows(256, 128, (9, 1, 20), plain=False)
+
+
+@into(
+    STOPS,
+    "routed_rows_blocks._block_rows_gate_up_kernel",
+    "routed_rows_blocks._block_rows_down_kernel",
+)
+def _experts_of_blocks() -> None:
+    for names in EXPERTS:
+        starts = [0, 1, 10, 30, 70] if names is EXPERTS[0] else [0, 1, 2, 11]  # tiles of each size
+        shape = BlockShape(256, 512, *names)
+        experts = block_experts(shape, len(starts) - 1)
+        tokens = i32([pair % 9 for pair in range(starts[-1])])
+        routed_rows(
+            numbers(9, 256, dtype=BF16), tokens, numbers(starts[-1]), starts,
+            addresses_of(experts), shape, LIMIT,
+        )  # fmt: skip
+
+
+@into(STOPS, "gemm_blocks._gemm_blocks_kernel")
+def _many_rows_times_blocks() -> None:
+    for name in UNITS:
+        gemm_blocks(numbers(9, 256), codes(45, row_bytes(name, 256)), name)
+    gemm_blocks(numbers(70, 256), codes(64, row_bytes("Q2_K", 256)), "Q2_K")
+    gemm_blocks(numbers(9, 160), codes(5, row_bytes("Q8_0", 160)), "Q8_0")

@@ -9,13 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from compute.model.launched_engram import stored_values
 from compute.model.model import Model
 from compute.model.weights import EngramWeights
 from kernels.engram_gate import engram_gate
-from kernels.engram_rows import engram_rows
-from kernels.formats import FORMATS
-from kernels.round_fp8 import round_fp8
-from protocol.files.slice_map import ROW_E4M3
 
 from .products import product
 from .step_buffers import StepBuffers
@@ -27,7 +24,7 @@ class EngramStep:
     def __init__(self, model: Model, buffers: StepBuffers) -> None:
         config = self._config = model.config
         self._buffers = buffers
-        self._dtype = model.numerics.activation
+        self._numerics = model.numerics
         self._weights: dict[int, EngramWeights] = {}
         self.rows: list[Tensor] = []
         for layer in config.engram_layers:
@@ -45,20 +42,13 @@ class EngramStep:
         """Launch the layer's update: fills its streams."""
         w, b, table = self._weights[layer], self._buffers, self._config.engram_table(layer)
         assert table is not None
-        kv = product(self._values(self.rows[table], w), w.kv)
+        values = stored_values(self.rows[table], w, self._config, self._numerics, torch.float32)
+        kv = product(values, w.kv)
         engram_gate(
             b.before_engram[table],
             kv,
             w.weight,
             self._config.norm_eps,
-            dtype=self._dtype,
+            dtype=self._numerics.activation,
             out=b.streams[layer],
         )
-
-    def _values(self, data: Tensor, w: EngramWeights) -> Tensor:
-        """Return the token's rows one after the other [1, columns * k] f32, rounded."""
-        if w.row_format in {ROW_E4M3, "Q8_0", "Q2_K"}:
-            dim, kind = self._config.engram_head_dim, w.row_format
-            return engram_rows(data, dim, dtype=self._dtype, rounds=True, row_format=kind)
-        values: Tensor = FORMATS[w.row_format].dequantise(data).to(self._dtype)
-        return round_fp8(values.view(1, -1))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.reference.hc_collapse import hc_collapse
-from kernels.reference.rms_norm import rms_norm
-
+from .highway import read
 from .matrix import Matrix, linear
 from .precision import Numerics
 
@@ -24,5 +22,5 @@ class Head:
     def __call__(self, streams: Tensor, pre: Tensor) -> Tensor:
         """Return logits [T, vocab] f32 of streams [T, S, H] and pre [T, S]."""
         dtype = self.numerics.activation
-        y = rms_norm(hc_collapse(streams, pre, dtype), self.norm, self.eps, dtype)
+        y = read(streams, pre, self.norm, self.eps, dtype)
         return linear(y, self.matrix, torch.float32)

@@ -15,7 +15,15 @@ from kernels.reference import hc_collapse, hc_expand, hc_mix
 from kernels.reference.rms_norm import rms_norm
 from protocol.files.model_config import ModelConfig
 
+from .precision import Numerics
 from .weights import HighwayWeights
+
+
+class Row(NamedTuple):
+    """What a sublayer reads [T, H]."""
+
+    x: Tensor  # in the activation dtype
+    rounded: Tensor  # as inputs of fp8 and fp4 matrices are: f32, on a GPU in the activation dtype
 
 
 class Mix(NamedTuple):
@@ -58,6 +66,23 @@ def read(streams: Tensor, pre: Tensor, norm: Tensor, eps: float, dtype: torch.dt
     from kernels.hc_collapse import hc_collapse_norm  # noqa: PLC0415  as above
 
     return hc_collapse_norm(streams.contiguous(), pre.contiguous(), norm, eps, dtype)
+
+
+def read_row(streams: Tensor, pre: Tensor, norm: Tensor, eps: float, numerics: Numerics) -> Row:
+    """Return `read`'s row, and the same rounded."""
+    dtype = numerics.activation
+    if not streams.is_cuda:
+        x = read(streams, pre, norm, eps, dtype)
+        return Row(x, numerics.round_input(x))
+    from kernels.hc_collapse import hc_collapse_norm  # noqa: PLC0415  as above
+
+    rounded = None
+    if numerics.rounds:
+        shape = (streams.shape[0], streams.shape[2])
+        rounded = torch.empty(shape, dtype=dtype, device=streams.device)
+    streams, pre = streams.contiguous(), pre.contiguous()
+    x = hc_collapse_norm(streams, pre, norm, eps, dtype, rounded=rounded)
+    return Row(x, x if rounded is None else rounded)
 
 
 def add(y: Tensor, streams: Tensor, site: Mix) -> Tensor:

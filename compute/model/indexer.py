@@ -70,23 +70,13 @@ class Indexer:
         return select_listed(step.cuts, chosen, n_rows)
 
     def _scores(self, step: Step, x: Tensor, qr: Tensor, turns: Tensor, n_rows: int) -> Tensor:
-        """Return the scores [T, n_rows] f32 of all closed groups; those not visible are of no use.
-
-        A kernel keeps what torch would hold for every head, [T, heads, n_rows], in registers.
-        """
+        """Return the scores [T, n_rows] f32 of all closed groups; those not visible are no use."""
         config, n = self.config, self.numerics
         heads, dim = config.index_n_heads, config.index_head_dim
         queries = linear(qr, self.query, n.activation).view(-1, heads, dim)
         queries = n.round_index(rotate(queries, turns))
-        keys = step.sequence.keys[self._key_owner(step)][:n_rows]
-        if self._launches(keys):
-            from kernels.index_scores import index_scores as launch  # noqa: PLC0415  imports Triton
-
-            raw = linear(x, self.head_weights, torch.float32)
-            first = torch.full((1,), step.first, device=x.device)
-            return launch(
-                queries.contiguous(), raw.contiguous(), keys, first, self.ratio, dtype=keys.dtype
-            )
+        owner = key_owner(step, self.kv_source, defect=self.vendor_decode_defect)
+        keys = step.sequence.keys[owner][:n_rows]
         weights = linear(x, self.head_weights, n.activation) * (dim**-0.5 * heads**-0.5)
         tiles = [
             index_scores(queries[t.first : t.end], keys, weights[t.first : t.end])
@@ -94,12 +84,10 @@ class Indexer:
         ]
         return torch.cat(tiles)
 
-    def _launches(self, keys: Tensor) -> bool:
-        """Whether a kernel scores: with bf16 keys it takes tensor cores, where torch has f32."""
-        return keys.is_cuda and keys.dtype == torch.bfloat16
 
-    def _key_owner(self, step: Step) -> int:
-        """Return the source of the keys to score; with the defect, the last that closed a group."""
-        if self.vendor_decode_defect and step.sequence.published_keys is not None:
-            return step.sequence.published_keys
-        return self.kv_source
+def key_owner(step: Step, kv_source: int | None, *, defect: bool) -> int:
+    """Return the source of the keys to score; with the defect, the last that closed a group."""
+    if defect and step.sequence.published_keys is not None:
+        return step.sequence.published_keys
+    assert kv_source is not None
+    return kv_source

@@ -99,7 +99,7 @@ def grouped_linear(x: Tensor, weight: Matrix, dtype: torch.dtype) -> Tensor:
     """Multiply each group of channels with its own matrix.
 
     x        [T, groups, k] bf16 or f32
-    returns  [T, groups, n / groups] `dtype`
+    returns  [T, groups, n / groups] `dtype`, contiguous where the matrix is a StoredMatrix
 
     Source: model specification, section 3.3, step 6.
     """
@@ -109,19 +109,27 @@ def grouped_linear(x: Tensor, weight: Matrix, dtype: torch.dtype) -> Tensor:
     if n_rows <= MAX_ROWS:
         flat = x.reshape(n_rows, -1).float().contiguous()
         return weight.row_product(flat).to(dtype).view(n_rows, weight.groups, -1)
-    return _product(x.transpose(0, 1), weight, dtype).transpose(0, 1)
+    shape = (n_rows, weight.groups, weight.n // weight.groups)
+    out = torch.empty(shape, dtype=dtype, device=x.device)
+    _product(x.transpose(0, 1), weight, dtype, out.transpose(0, 1))
+    return out
 
 
-def _product(x: Tensor, weight: StoredMatrix, dtype: torch.dtype) -> Tensor:
-    """Return [groups, T, n / groups] `dtype` of x [groups, T, k]."""
-    if not (x.is_cuda and is_exact_in_bf16(x, weight, dtype)):
-        matrix = weight.dequantised(torch.float32).view(weight.groups, -1, weight.k)
-        return torch.bmm(x.float(), matrix.transpose(1, 2)).to(dtype)
-    matrix = weight.dequantised(torch.bfloat16).view(weight.groups, -1, weight.k)
-    rows = x.to(torch.bfloat16)
-    if dtype == torch.bfloat16:
-        return torch.bmm(rows, matrix.transpose(1, 2))
-    return torch.bmm(rows, matrix.transpose(1, 2), out_dtype=torch.float32)
+def _product(
+    x: Tensor, weight: StoredMatrix, dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
+    """Return [groups, T, n / groups] `dtype` of x [groups, T, k], in `out` where given."""
+    is_exact = x.is_cuda and is_exact_in_bf16(x, weight, dtype)
+    kind = torch.bfloat16 if is_exact else torch.float32
+    matrix = weight.dequantised(kind).view(weight.groups, -1, weight.k).transpose(1, 2)
+    rows = x.to(kind)
+    if kind == dtype:
+        return torch.bmm(rows, matrix, out=out)
+    if is_exact:
+        found = torch.bmm(rows, matrix, out_dtype=torch.float32)
+    else:
+        found = torch.bmm(rows, matrix).to(dtype)
+    return found if out is None else out.copy_(found)
 
 
 def is_exact_in_bf16(x: Tensor, weight: StoredMatrix, dtype: torch.dtype) -> bool:

@@ -39,6 +39,7 @@ class Model:
     vendor_decode_defect  score index queries against the keys that were published last, as the
                           vendor's decode does on open groups; only for comparisons with it
     numerics              roundings other than the precision's; only for the golden tool
+    launches              whether chunks go by kernels; None: on a GPU
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Model:
         *,
         vendor_decode_defect: bool = False,
         numerics: Numerics | None = None,
+        launches: bool | None = None,
     ) -> None:
         self.config = config
         self.precision = precision
@@ -68,6 +70,7 @@ class Model:
                 self.numerics,
                 self.yarn_turns if config.ratio(layer) else self.plain_turns,
                 vendor_decode_defect=vendor_decode_defect,
+                launches=self.device.type == "cuda" if launches is None else launches,
             )
             for layer, layer_weights in enumerate(weights.layers)
         ]

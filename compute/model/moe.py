@@ -8,6 +8,8 @@ Source: model specification, section 3.7.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -18,11 +20,15 @@ from protocol.errors import ShardError
 from protocol.files.model_config import ModelConfig
 from protocol.files.slice_map import FP4
 
+from .highway import Row
 from .matrix import ROW_BLOCKS, Matrix, linear
 from .precision import Numerics
 from .sources import ExpertMatrices
 from .step import Step
 from .weights import MoeWeights
+
+if TYPE_CHECKING:
+    from .routed_chunk import ChunkPlan
 
 
 def dequantised(name: str, packed: Tensor, scales: Tensor) -> Tensor:
@@ -57,59 +63,82 @@ class Moe:
         self.weights = weights
         self.numerics = numerics
 
-    def __call__(self, step: Step, x: Tensor) -> Tensor:
-        """Return the site's output [T, H] for x [T, H], both in the activation dtype."""
-        config, w, n = self.config, self.weights, self.numerics
-        logits = linear(x, w.router, torch.float32)
-        if self._launches(x):
-            return self._launched(step, x, logits)
-        picks, weights = route_select(logits, w.bias, config.top_k, config.routed_scale)
+    def __call__(self, step: Step, row: Row) -> Tensor:
+        """Return the site's output [T, H] in the activation dtype."""
+        return self.sum(step, row, self.route(step, row))
+
+    def route(self, step: Step, row: Row) -> Plan | ChunkPlan:
+        """Return who picks whom. Where kernels run, nobody has waited for it yet."""
+        logits = linear(row.x, self.weights.router, torch.float32)
+        picks, weights = self._picked(logits)
         self._note(step, picks, weights)
-        plan = Plan(picks, weights)
-        rounded = n.round_input(x)
-        total = torch.zeros_like(rounded)
+        if not self._launches(row.x):
+            return Plan(picks.long(), weights)
+        from .routed_chunk import ChunkPlan  # noqa: PLC0415  imports Triton
+
+        if picks.dtype != torch.int32:  # the best first
+            picks, order = picks.sort(dim=1)
+            picks, weights = picks.int(), weights.gather(1, order)
+        return ChunkPlan(picks, weights, self.config.n_experts)
+
+    def sum(self, step: Step, row: Row, plan: Plan | ChunkPlan) -> Tensor:
+        """Return the picked experts' rows and the shared one's, added [T, H]."""
+        if not isinstance(plan, Plan):
+            return self._launched(step, row, plan)
+        w, n = self.weights, self.numerics
+        total = torch.zeros(row.x.shape, device=row.x.device)
         stream = step.experts.stream(self.layer, plan.experts)
         for number, (expert, matrices) in enumerate(stream):
             assert expert == plan.experts[number]
             gate_up, down = self._dequantise(expert, matrices)
             tokens = plan.tokens[number]
-            y = self._expert(rounded[tokens], gate_up, down, plan.weights[number])
+            y = self._expert(row.rounded[tokens], gate_up, down, plan.weights[number])
             total.index_add_(0, tokens, y.float())
-        shared = self._expert(rounded, w.shared_gate_up, w.shared_down, None)
+        shared = self._expert(row.rounded, w.shared_gate_up, w.shared_down, None)
         return total.add_(shared.float()).to(n.activation)
+
+    def _picked(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each token's experts [T, K] and their weights; by kernels they ascend, i32."""
+        config, bias = self.config, self.weights.bias
+        top_k, scale = config.top_k, config.routed_scale
+        if logits.is_cuda:
+            from kernels.reference.route_m1 import MAX_EXPERTS, MAX_TOP_K  # noqa: PLC0415  as above
+            from kernels.route_m1 import route_rows  # noqa: PLC0415
+
+            if config.n_experts <= MAX_EXPERTS and top_k <= MAX_TOP_K:
+                return route_rows(logits, bias, top_k=top_k, routed_scale=scale)
+        return route_select(logits, bias, top_k, scale)
 
     def _launches(self, x: Tensor) -> bool:
         """Whether the routed experts go by kernels, which round their inputs."""
-        rounds = self.numerics.round_input is not Tensor.float
         formats = set(self.weights.formats)
-        if not (x.is_cuda and rounds and (formats == {FP4} or formats <= ROW_BLOCKS)):
+        reads = formats == {FP4} or formats <= ROW_BLOCKS
+        if not (x.is_cuda and self.numerics.rounds and reads):
             return False
         from kernels.device import has_warpgroup_products, speaks_ptx  # noqa: PLC0415  Triton
 
         return has_warpgroup_products(x.device) if formats == {FP4} else speaks_ptx(x.device)
 
-    def _launched(self, step: Step, x: Tensor, logits: Tensor) -> Tensor:
+    def _launched(self, step: Step, row: Row, plan: ChunkPlan) -> Tensor:
         """Return the site's output by kernels."""
-        from kernels.reference.route_m1 import MAX_EXPERTS, MAX_TOP_K  # noqa: PLC0415  as above
-        from kernels.route_m1 import route_rows  # noqa: PLC0415
+        from .routed_chunk import RoutedChunk  # noqa: PLC0415  as above
 
-        from .routed_chunk import ChunkPlan, RoutedChunk  # noqa: PLC0415
-
-        config, w, n = self.config, self.weights, self.numerics
-        if config.n_experts <= MAX_EXPERTS and config.top_k <= MAX_TOP_K:
-            picks, weights = route_rows(
-                logits, w.bias, top_k=config.top_k, routed_scale=config.routed_scale
-            )
-        else:
-            ranked, weights = route_select(logits, w.bias, config.top_k, config.routed_scale)
-            picks, order = ranked.sort(dim=1)
-            weights = weights.gather(1, order)
-        self._note(step, picks.long(), weights)
-        plan = ChunkPlan(picks, weights, config.n_experts)
-        shared = self._expert(n.round_input(x), w.shared_gate_up, w.shared_down, None)
-        limit = config.swiglu_limit
-        chunk = RoutedChunk(self.layer, x, plan, limit, n.activation, w.formats)
+        # Launched before the plan is waited for: the device has it to do meanwhile.
+        shared = self._launched_shared(row.rounded)
+        limit, dtype = self.config.swiglu_limit, self.numerics.activation
+        chunk = RoutedChunk(self.layer, row.x, plan, limit, dtype, self.weights.formats)
         return chunk.run(step.experts, shared)
+
+    def _launched_shared(self, rounded: Tensor) -> Tensor:
+        """Return the shared expert's rows [T, H]."""
+        from kernels.swiglu import swiglu as launch  # noqa: PLC0415  as above
+
+        w, n, limit = self.weights, self.numerics, self.config.swiglu_limit
+        gate_up = linear(rounded, w.shared_gate_up, n.activation)
+        shape = (gate_up.shape[0], gate_up.shape[1] // 2)
+        out = torch.empty(shape, dtype=n.activation, device=gate_up.device)
+        activated = launch(gate_up, limit, dtype=n.activation, rounds=n.rounds, out=out)
+        return linear(activated, w.shared_down, n.activation)
 
     def _expert(self, x: Tensor, gate_up: Matrix, down: Matrix, weight: Tensor | None) -> Tensor:
         """Return y [n, H] of one expert; the weight acts before the down projection's rounding."""
@@ -134,7 +163,7 @@ class Moe:
     def _note(self, step: Step, picks: Tensor, weights: Tensor) -> None:
         if step.record is None:
             return
-        ascending, order = picks.sort(dim=1)
+        ascending, order = picks.long().sort(dim=1)
         step.record.picks.append(ascending)
         if step.record.full:
             step.record.weights.append(weights.gather(1, order))

@@ -53,6 +53,11 @@ class Numerics:
     round_index: Rounding  # index queries and keys
     round_latent: Rounding  # compressed rows
 
+    @property
+    def rounds(self) -> bool:
+        """Whether activation roundings are done: all of them or none."""
+        return self.round_input is not Tensor.float
+
     @classmethod
     def of(cls, precision: Precision) -> Numerics:
         """Return what `precision` means."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from kernels.formats.fp4_expert import Fp4Shape
 from kernels.formats.k_expert import BlockShape
+from kernels.plan_pairs import plan_pairs
 from kernels.routed_m1 import routed_m1
 from kernels.routed_m1_blocks import row_bytes
 from kernels.routed_rows import routed_rows
@@ -40,22 +42,39 @@ GEMV_TOKENS = 0
 
 
 class ChunkPlan:
-    """A chunk's picks as pairs sorted by expert, then token."""
+    """A chunk's picks as pairs sorted by expert, then token.
+
+    The host waits for the device once, when it first asks which experts were picked.
+    """
 
     def __init__(self, picks: Tensor, weights: Tensor, n_experts: int) -> None:
         """Sort picks [T, K] i32, ascending in a row, and their weights [T, K] f32."""
-        flat = picks.flatten().long()
-        order = flat.argsort(stable=True)
-        self.tokens = (order // picks.shape[1]).int()  # [T * K]
-        self.weights = weights.flatten()[order]
-        places = torch.empty_like(order, dtype=torch.int32)
-        places[order] = torch.arange(len(order), dtype=torch.int32, device=order.device)
-        self.places = places.view(picks.shape)  # of a token's pairs, in plan order
-        counts = torch.zeros(n_experts, dtype=torch.int32, device=order.device)
-        counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
-        found: list[int] = counts.tolist()
-        self.experts = [expert for expert, count in enumerate(found) if count]
-        self.starts = [0, *accumulate(count for count in found if count)]
+        # Pairs' tokens [T * K] and weights, and the places [T, K] of a token's pairs in plan order.
+        self.tokens, self.weights, self.places, counts = plan_pairs(picks, weights, n_experts)
+        self._counts, self._arrived = counts, None
+        if counts.is_cuda:
+            self._counts = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
+            self._counts.copy_(counts, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """How many pairs each expert has; what was launched after the plan goes on meanwhile."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        found: list[int] = self._counts.tolist()
+        return found
+
+    @cached_property
+    def experts(self) -> list[int]:
+        """The experts that were picked, ascending."""
+        return [expert for expert, count in enumerate(self.counts) if count]
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where each picked expert's pairs begin, and where the last one's end."""
+        return [0, *accumulate(count for count in self.counts if count)]
 
 
 class RoutedChunk:

@@ -6,6 +6,9 @@ on positions alone is made here, once for all layers. Source: model specificatio
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -25,6 +28,13 @@ class WindowTile:
         self.end = end
         self.rows = rows
         self.visible = visible  # [tile, rows] bool, None = all
+
+
+class WindowPlaces(NamedTuple):
+    """Slots of a ring of window + T - 1 rows that holds all window rows which a chunk sees."""
+
+    older: Tensor  # of the rows before the chunk
+    kept: Tensor  # of those that the sequence's own ring keeps after it
 
 
 class Step:
@@ -51,20 +61,40 @@ class Step:
         # Set by index sources, used by the layers after them within this step.
         self.selection: Selection | None = None
         self.candidates: Tensor | None = None  # [T, blocks] bool, None = every block
+        # The same where kernels choose.
+        self.chosen: Tensor | None = None  # [T, index_top_k] i32, -1 = none
+        self.kept_blocks: Tensor | None = None  # [T, blocks] u8, None = every block
         # Heads of the attention, or of the indexer, times the rows that a query may see.
         n_heads = max(config.n_heads, config.index_n_heads)
         self.cuts = cut_tiles(n_tokens, n_heads * (config.sliding_window + self.end))
         self._set_window(config.sliding_window)
 
     def _set_window(self, window: int) -> None:
-        """Ring slots to read and write, and the tiles' masks."""
+        """Ring slots to read and write."""
+        self._window = window
         older = max(0, self.first - window + 1)
-        n_older = self.first - older
+        self.n_older = self.first - older
         self.older_slots = torch.arange(older, self.first, device=self.device) % window
         kept = max(self.first, self.end - window)
         self.kept_from = kept - self.first  # earlier rows of the chunk never reach the ring
         self.kept_slots = torch.arange(kept, self.end, device=self.device) % window
-        self.tiles = []
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The tokens' positions [T] i64."""
+        return torch.arange(self.first, self.end, device=self.device)
+
+    @cached_property
+    def window_places(self) -> WindowPlaces:
+        """Where rows stand in a ring of the chunk's own."""
+        n_slots = self._window + self.n_tokens - 1
+        older = torch.arange(self.first - self.n_older, self.first, device=self.device)
+        return WindowPlaces(older % n_slots, self.positions[self.kept_from :] % n_slots)
+
+    @cached_property
+    def tiles(self) -> list[WindowTile]:
+        """The tiles' rows and masks."""
+        tiles, window, n_older = [], self._window, self.n_older
         for first, end in self.cuts:
             low = max(0, n_older + first - window + 1)
             rows = slice(low, n_older + end)
@@ -73,7 +103,8 @@ class Step:
                 query = torch.arange(n_older + first, n_older + end, device=self.device)[:, None]
                 key = torch.arange(low, n_older + end, device=self.device)
                 mask = (key <= query) & (key > query - window)
-            self.tiles.append(WindowTile(first, end, rows, mask))
+            tiles.append(WindowTile(first, end, rows, mask))
+        return tiles
 
     def visible_groups(self, ratio: int) -> Tensor:
         """Return the number of closed groups that each query sees [T] int64."""

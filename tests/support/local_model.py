@@ -28,14 +28,17 @@ class LocalModel:
         self.token_map = token_map_of(self.checkpoint)
         self.source = LocalSources(self.checkpoint)
 
-    def at(self, precision: str, *, vendor_decode_defect: bool = False) -> Model:
-        """The model at a precision."""
+    def at(
+        self, precision: str, *, vendor_decode_defect: bool = False, launches: bool = False
+    ) -> Model:
+        """The model at a precision, its chunks by torch or by the launchers of kernels."""
         return Model(
             self.config,
             self.weights,
             self.token_map,
             Precision(precision),
             vendor_decode_defect=vendor_decode_defect,
+            launches=launches,
         )
 
     def full(self, model: Model, ids: Sequence[int], record: Record | None = None) -> Tensor:

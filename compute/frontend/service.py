@@ -78,20 +78,20 @@ class Frontend:
 
     async def asked(
         self,
-        make_prompt: Callable[[], Prompt],
+        make_prompt: Callable[[int], Prompt],
         draw: Draw,
         stops: tuple[str, ...],
         *,
         plain: bool = False,
     ) -> Asked:
-        """Make a prompt and check its grammar. Raises RequestError, ApiError."""
+        """Make a prompt for the context and check its grammar. Raises RequestError, ApiError."""
         joined = self._joined()
         if self._n_preparing > joined.max_waiting + SPARE_PREPARING:
             raise ApiError(429, "too many prompts at once", code="queue_full", retry_s=1)
         self._check_bias(draw)
 
         def make() -> tuple[Prompt, BoundGrammar]:
-            prompt = make_prompt()
+            prompt = make_prompt(joined.context)
             return prompt, grammar_of(prompt, self.tokenizer)
 
         began = time.monotonic()

@@ -20,6 +20,7 @@ from protocol.errors import ConfigError
 from protocol.files.checkpoint import Checkpoint
 
 from .gguf_tokenizer import gguf_tokenizer
+from .longest_token import longest_token
 from .token_map import TOKENIZER_NAME
 
 
@@ -120,6 +121,11 @@ class Tokenizer:
             place = next(k for k, character in enumerate(text) if "\ud800" <= character <= "\udfff")
             raise ConfigError(f"text: what stands at character {place} is not UTF-8") from None
 
+    def fewest_ids(self, text: str) -> int:
+        """Return a number of ids that `text` has at least, from its length alone; 0: unknown."""
+        longest = self._longest
+        return 0 if longest is None else -(-len(text.encode("utf-8", "surrogatepass")) // longest)
+
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Return the text of `ids` at once; the special tokens' own text only where asked."""
         decoder = self.decoder(special=special)
@@ -142,6 +148,10 @@ class Tokenizer:
     @cached_property
     def _is_byte_level(self) -> bool:
         return type(self._backend.decoder).__name__ == "ByteLevel"
+
+    @cached_property
+    def _longest(self) -> int | None:
+        return longest_token(self._backend)
 
     @cached_property
     def _plain(self) -> Backend:

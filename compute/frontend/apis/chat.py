@@ -48,7 +48,7 @@ def read_chat(fields: Fields, frontend: Frontend) -> Reading:
     )
     include_usage = Fields(fields.mapping("stream_options")).flag("include_usage")
     return Reading(
-        make_prompt=lambda: frontend.encoding.chat(fields.body),
+        make_prompt=lambda context: frontend.encoding.chat(fields.body, context),
         draw=draw,
         writer=ChatWriter(frontend, wants_chances=wants_chances, include_usage=include_usage),
         stops=fields.stops("stop"),

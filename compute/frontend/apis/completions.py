@@ -40,7 +40,7 @@ def read_completion(fields: Fields, frontend: Frontend) -> Reading:
     )
     include_usage = Fields(fields.mapping("stream_options")).flag("include_usage")
     return Reading(
-        make_prompt=lambda: frontend.encoding.completion(fields.body["prompt"]),
+        make_prompt=lambda context: frontend.encoding.completion(fields.body["prompt"], context),
         draw=draw,
         writer=CompletionWriter(
             frontend, wants_chances=top is not None, include_usage=include_usage

@@ -48,7 +48,7 @@ class Writer(Protocol):
 class Reading:
     """A request body, read."""
 
-    make_prompt: Callable[[], Prompt]  # may take long; raises RequestError
+    make_prompt: Callable[[int], Prompt]  # for a context; may take long; raises RequestError
     draw: Draw
     writer: Writer
     stops: tuple[str, ...] = ()

@@ -39,7 +39,7 @@ def read_messages(fields: Fields, frontend: Frontend) -> Reading:
     if not fields.has("max_tokens"):
         raise ApiError(400, "max_tokens: is missing", param="max_tokens")
     return Reading(
-        make_prompt=lambda: frontend.encoding.messages(fields.body),
+        make_prompt=lambda context: frontend.encoding.messages(fields.body, context),
         draw=read_draw(fields, frontend.config, limits=LIMITS),
         writer=MessagesWriter(frontend),
         stops=fields.stops("stop_sequences"),

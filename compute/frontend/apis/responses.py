@@ -38,8 +38,8 @@ def read_response(fields: Fields, frontend: Frontend) -> Reading:
     )
     writer = ResponsesWriter(frontend, ResponseObject(fields, frontend, draw))
 
-    def make_prompt() -> Prompt:
-        prompt = frontend.encoding.responses(fields.body)
+    def make_prompt(context: int) -> Prompt:
+        prompt = frontend.encoding.responses(fields.body, context)
         writer.name_tools(prompt.namespaces)
         return prompt
 

@@ -10,9 +10,18 @@ class RequestError(HeadraceError):
 
     status   HTTP status that says so
     param    the field at fault, where one is known
+    code     OpenAI's short word, where it has one
     """
 
-    def __init__(self, message: str, *, param: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = 400,
+    ) -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
         self.status = status

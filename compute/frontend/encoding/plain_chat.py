@@ -43,13 +43,13 @@ class MarkerEncoder:
             "user": marker(tokenizer, special.user),
         }
 
-    def encode(self, api: Api, body: Any) -> Prompt:
+    def encode(self, api: Api, body: Any, context: int | None = None) -> Prompt:
         """Return the prompt of a request body. Raises RequestError."""
         fields = read_fields(api, body, self._settings)
         refuse_tools(fields, self._missing)
         turns = read_turns(fields, self._missing)
         spans = [span for span in self._spans(turns, fields) if span.text]
-        ids = token_ids(spans, self._tokenizer)
+        ids = token_ids(spans, self._tokenizer, context)
         return Prompt(
             ids=ids,
             spans=tuple(spans),
@@ -99,7 +99,7 @@ class PlainEncoder:
         self._settings = settings
         self._missing = missing
 
-    def encode(self, api: Api, body: Any) -> Prompt:
+    def encode(self, api: Api, body: Any, context: int | None = None) -> Prompt:
         """Return the prompt of a request body. Raises RequestError."""
         fields = read_fields(api, body, self._settings)
         refuse_tools(fields, self._missing)
@@ -108,7 +108,7 @@ class PlainEncoder:
         text = "\n\n".join(said if fields.prefix else [*said, "Assistant:"])
         spans = opened((Span(text),), self._tokenizer)
         return Prompt(
-            ids=token_ids(spans, self._tokenizer),
+            ids=token_ids(spans, self._tokenizer, context),
             spans=spans,
             start=Start.TEXT_CONTINUED if fields.prefix else Start.TEXT,
             constraint=json_constraint(fields),

@@ -84,12 +84,19 @@ def cut_spans(text: str, special: Iterable[tuple[int, int]]) -> list[Span]:
     return spans
 
 
-def token_ids(spans: Iterable[Span], tokenizer: Tokenizer) -> tuple[int, ...]:
+def token_ids(
+    spans: Iterable[Span], tokenizer: Tokenizer, context: int | None = None
+) -> tuple[int, ...]:
     """Return the ids of `spans`, each tokenised by itself.
 
-    Raises RequestError where the tokenizer lacks a marker that the prompt needs, and for text that
-    is no Unicode.
+    context   most ids of prompt and answer; spans that are surely too long are not tokenised
+
+    Raises RequestError where the tokenizer lacks a marker that the prompt needs, for text that is
+    no Unicode, and for spans that are surely too long.
     """
+    spans = tuple(spans)
+    if context is not None:
+        _check_length(spans, tokenizer, context)
     ids: list[int] = []
     for text, special in spans:
         try:
@@ -100,6 +107,17 @@ def token_ids(spans: Iterable[Span], tokenizer: Tokenizer) -> tuple[int, ...]:
             raise RequestError(f"the model's tokenizer has no marker {text}: it cannot read this")
         ids += piece
     return tuple(ids)
+
+
+def _check_length(spans: Iterable[Span], tokenizer: Tokenizer, context: int) -> None:
+    least = sum(1 if special else tokenizer.fewest_ids(text) for text, special in spans)
+    if least >= context:
+        raise RequestError(
+            f"the prompt has at least {least} tokens; with at least one new token it does not fit "
+            f"the context of {context}",
+            param="messages",
+            code="context_length_exceeded",
+        )
 
 
 def marker(tokenizer: Tokenizer, token_id: int | None) -> Span:

@@ -53,7 +53,7 @@ class RecipeEncoder:
         )
         self._encoding = library.DeepseekV41Encoding().with_special_tokens(tokens)
 
-    def encode(self, api: Api, body: Any) -> Prompt:
+    def encode(self, api: Api, body: Any, context: int | None = None) -> Prompt:
         """Return the prompt of a request body. Raises RequestError."""
         fields = read_fields(api, body, self._settings)
         numbers = ExactNumbers(fields.body)
@@ -72,7 +72,7 @@ class RecipeEncoder:
             spans = _keep_reasoning(spans, conversation.messages)
             spans = _set_effort(spans, fields.effort)
         spans = [Span(numbers.show(text), special) for text, special in spans]
-        ids = token_ids(spans, self._tokenizer)
+        ids = token_ids(spans, self._tokenizer, context)
         return Prompt(
             ids=ids,
             spans=tuple(spans),

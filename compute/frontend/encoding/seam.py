@@ -29,7 +29,7 @@ _CHAT_MARKERS = ("begin", "end", "user", "assistant", "system", "think", "think_
 
 
 class _Encoder(Protocol):
-    def encode(self, api: Api, body: Any) -> Prompt: ...
+    def encode(self, api: Api, body: Any, context: int | None) -> Prompt: ...
 
 
 class Encoding:
@@ -37,6 +37,9 @@ class Encoding:
 
     template   a Jinja chat template to use instead of the model's own form
     missing    what this server cannot do and why, one line for the log; None: nothing
+
+    Where a method is told the `context`, the most tokens of prompt and answer, it refuses a text
+    that is surely too long before it is tokenised.
 
     Raises ConfigError where the template cannot be used.
     """
@@ -53,19 +56,19 @@ class Encoding:
         self.missing: str | None = None
         self._encoder = self._choose(template)
 
-    def chat(self, body: Any) -> Prompt:
+    def chat(self, body: Any, context: int | None = None) -> Prompt:
         """Return the prompt of a Chat Completions request. Raises RequestError."""
-        return self._encode(Api.CHAT, body)
+        return self._encode(Api.CHAT, body, context)
 
-    def messages(self, body: Any) -> Prompt:
+    def messages(self, body: Any, context: int | None = None) -> Prompt:
         """Return the prompt of an Anthropic Messages request. Raises RequestError."""
-        return self._encode(Api.MESSAGES, body)
+        return self._encode(Api.MESSAGES, body, context)
 
-    def responses(self, body: Any) -> Prompt:
+    def responses(self, body: Any, context: int | None = None) -> Prompt:
         """Return the prompt of a Responses request. Raises RequestError."""
-        return self._encode(Api.RESPONSES, body)
+        return self._encode(Api.RESPONSES, body, context)
 
-    def completion(self, prompt: Any) -> Prompt:
+    def completion(self, prompt: Any, context: int | None = None) -> Prompt:
         """Return the prompt of a Completions request: a text, or ids that are taken as they are.
 
         A text gets the begin token in front, and markers spelled in it stay text. The output is
@@ -75,7 +78,7 @@ class Encoding:
             prompt = prompt[0]
         if isinstance(prompt, str):
             spans = opened((Span(prompt),), self.tokenizer)
-            ids = token_ids(spans, self.tokenizer)
+            ids = token_ids(spans, self.tokenizer, context)
             return Prompt(ids=ids, spans=spans, start=Start.TEXT_CONTINUED)
         n_ids = self.tokenizer.n_ids
         several = isinstance(prompt, list) and any(isinstance(part, str | list) for part in prompt)
@@ -93,9 +96,9 @@ class Encoding:
         """Return the parser of the answer to `prompt`; `stops` are the request's stop strings."""
         return OutputParser.after(prompt, self.tokenizer, stops)
 
-    def _encode(self, api: Api, body: Any) -> Prompt:
+    def _encode(self, api: Api, body: Any, context: int | None) -> Prompt:
         try:
-            return self._encoder.encode(api, body)
+            return self._encoder.encode(api, body, context)
         except RecursionError:
             raise RequestError("the request body is nested too deeply") from None
 

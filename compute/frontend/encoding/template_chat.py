@@ -51,7 +51,7 @@ class TemplateEncoder:
         longest_first = sorted(filter(None, spellings), key=len, reverse=True)
         self._marker = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-    def encode(self, api: Api, body: Any) -> Prompt:
+    def encode(self, api: Api, body: Any, context: int | None = None) -> Prompt:
         """Return the prompt of a request body. Raises RequestError."""
         fields = read_fields(api, body, self._settings)
         written = json.dumps(fields.body, ensure_ascii=False)
@@ -66,7 +66,7 @@ class TemplateEncoder:
             span if span.special else span._replace(text=span.text.replace(breaker, ""))
             for span in cut_spans(text, (found.span() for found in self._marker.finditer(text)))
         ]
-        ids = token_ids(spans, self._tokenizer)
+        ids = token_ids(spans, self._tokenizer, context)
         prompt = Prompt(
             ids=ids,
             spans=tuple(spans),

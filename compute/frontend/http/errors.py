@@ -101,7 +101,7 @@ def shape_of(path: str) -> Shape:
 def api_error(error: HeadraceError) -> ApiError:
     """Return what a client is told of one of our errors."""
     if isinstance(error, RequestError):
-        return ApiError(error.status, str(error), param=error.param)
+        return ApiError(error.status, str(error), param=error.param, code=error.code)
     if isinstance(error, ComputeLost):
         return ApiError(503, f"the model is not there now: {error}", retry_s=RETRY_LOST_S)
     if isinstance(error, ComputeRefused):

@@ -198,3 +198,22 @@ def test_the_demos_own_sample_is_what_a_request_for_it_becomes() -> None:
     ids = sample["vendor"]["continuation_ids"]
     answer = answer_of([*parser.feed(ids), *parser.finish(cut=True)])
     assert answer.text == demo_tokenizer().decode(ids) and answer.finish == "length"
+
+
+def test_a_text_that_is_surely_too_long_is_not_tokenised(
+    bare: Encoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = bare.tokenizer
+    body = {"messages": [{"role": "user", "content": "ring " * 20_000}]}
+    least = tokenizer.fewest_ids(body["messages"][0]["content"])
+    n = len(bare.chat(body).ids)
+    assert 100 < least < n
+    assert len(bare.chat(body, n + 1).ids) == n
+    assert len(bare.chat(body, least + 40).ids) == n  # too long, but that is not sure yet
+    monkeypatch.setattr(tokenizer, "encode", None)
+    for make in (bare.chat, bare.messages):
+        with pytest.raises(RequestError, match=rf"at least {least + 4} tokens; .* of 100") as found:
+            make(body | {"thinking": {"type": "disabled"}}, 100)
+        assert found.value.code == "context_length_exceeded"
+    with pytest.raises(RequestError, match=rf"at least {least + 1} tokens; .* of {least + 1}"):
+        bare.completion(body["messages"][0]["content"], least + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import socket
 import tempfile
@@ -182,6 +183,19 @@ def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(world: Wor
     assert error["message"].count("600") == 2
     assert world.web.ask("/v1/completions", {"prompt": [5] * 599}).status == 200
     assert world.compute.jobs[-1].wishes.max_tokens == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_text_that_is_surely_too_long_is_told_how_long_at_least(world: World, path: str) -> None:
+    text = "ring " * 3500
+    said = [{"role": "user", "content": text}]
+    own = {"prompt": text} if path == "/v1/completions" else {"messages": said}
+    reply = world.web.ask(path, PATHS[path] | ({"input": text} if "input" in PATHS[path] else own))
+    error = _error(reply, path)
+    assert reply.status == 400
+    assert re.search(r"at least \d+ tokens; .* does not fit the context of 600", error["message"])
+    if path != "/v1/messages":
+        assert error["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("path", PATHS)

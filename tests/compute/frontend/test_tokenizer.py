@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
+from compute.frontend.longest_token import longest_token
 from compute.frontend.tokenizer import Tokenizer
 from protocol.errors import ConfigError
 
@@ -114,3 +119,47 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
     ended.set()
     watcher.join()
     assert max(pauses) < took / 2
+
+
+@given(st.text())
+@settings(max_examples=200, deadline=None)
+def test_no_text_has_fewer_ids_than_its_length_allows(text: str) -> None:
+    assert DEMO.fewest_ids(text) <= len(DEMO.encode(text))
+
+
+def test_the_fewest_ids_are_the_bytes_over_the_longest_tokens() -> None:
+    backend = Backend.from_file(str(ROOT / "demo" / "tokenizer.json"))
+    longest = longest_token(backend)
+    assert longest is not None
+    pieces = [len(DEMO.spelling(token_id)) for token_id in range(DEMO.n_ids)]
+    assert longest == max(pieces)
+    assert DEMO.fewest_ids("") == 0
+    assert DEMO.fewest_ids("\u00e9" * longest) == 2
+    assert DEMO.fewest_ids("a" * longest + "b") == 2
+    backend.add_tokens(["x" * 1000])  # an added token is text, each character its bytes
+    backend.add_tokens(["\u00e9" * 700])
+    assert longest_token(backend) == 1400
+
+
+def test_where_text_may_be_dropped_or_replaced_its_length_says_nothing() -> None:
+    raw = json.loads((ROOT / "demo" / "tokenizer.json").read_text())
+
+    def longest(**changed: Any) -> int | None:
+        return longest_token(Backend.from_str(json.dumps(raw | changed)))
+
+    assert longest(normalizer={"type": "Sequence", "normalizers": []}) == longest()
+    assert longest(normalizer={"type": "NFKC"}) is None
+    assert longest(pre_tokenizer={"type": "Whitespace"}) is None
+    bytes_alone = raw["pre_tokenizer"]["pretokenizers"][-1]
+    assert longest(pre_tokenizer=bytes_alone) == longest()
+    dropping = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
+    both = {"type": "Sequence", "pretokenizers": [dropping, bytes_alone]}
+    assert longest(pre_tokenizer=both) is None
+    cut = {"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+    assert longest(truncation=cut) is None
+    lacking = {key: number for key, number in raw["model"]["vocab"].items() if key != "\u0100"}
+    lacking["\u0100unused"] = raw["model"]["vocab"]["\u0100"]
+    assert longest(model=raw["model"] | {"vocab": lacking, "merges": []}) is None
+    words = Backend(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    assert longest_token(words) is None
+    assert Tokenizer(words).fewest_ids("a" * 99) == 0

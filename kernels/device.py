@@ -35,6 +35,14 @@ def speaks_ptx(device: torch.device) -> bool:
     return capability(device) >= (8, 0)
 
 
+def has_byte_products(device: torch.device) -> bool:
+    """Whether tensor cores multiply bytes into whole numbers on this device.
+
+    From compute capability 8.0 on, but for 10 and 11, whose tensor cores no longer do.
+    """
+    return capability(device) >= (8, 0) and capability(device)[0] not in {10, 11}
+
+
 def has_warpgroup_products(device: torch.device) -> bool:
     """Whether kernels with the products of Hopper's warp groups run on this device."""
     return capability(device)[0] == 9

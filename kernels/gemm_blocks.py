@@ -47,8 +47,9 @@ def gemm_blocks(x: Tensor, weight: Tensor, name: str, *, out: Tensor | None = No
              multiple of 16 bytes
     returns  [M, n] f32, in `out` where given
 
-    Raises ValueError on a shape, dtype or format that differs. Within 2e-6 (relative to the row's
-    norm) of `reference.gemm_blocks`. Source: ggml block layouts.
+    A GPU must have byte products (`device.has_byte_products`). Raises ValueError on a shape, dtype
+    or format that differs. Within 2e-6 (relative to the row's norm) of `reference.gemm_blocks`.
+    Source: ggml block layouts.
     """
     n, k = _check(x, weight, name)
     if out is None:

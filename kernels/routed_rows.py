@@ -150,6 +150,7 @@ def routed_rows(
     returns   [R, hidden] `dtype`, in `parts` where given; zeros for absent experts
 
     Rows are rounded before each product: to fp8 for fp4, else to tiled blocks (`tiled_rows.py`).
+    Blocks want a GPU with byte products (`device.has_byte_products`).
     Addresses are multiples of 16. Raises ValueError on a shape, dtype or format that differs.
     Products within 2e-6 (relative, f32) of `reference.routed_rows`;
     an activation on a rounding tie may fall the other way. On tensor cores scales are taken from

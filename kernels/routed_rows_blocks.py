@@ -26,9 +26,13 @@ from .routed_m1_swiglu import gated, rounded
 from .routed_rows import on_device, tiles_of
 from .tiled_rows import tiled_rows
 
-ROWS = 64  # of a matrix, a program
 PAIRS = (16, 32, 64)  # a tile: a group's rest takes the smallest that holds it
+# By the pairs of a tile: rows of a matrix, warps, copies in flight, registers (0: as many as it
+# takes).
+ROWS = {16: 64, 32: 64, 64: 64}
+WARPS = {16: 4, 32: 4, 64: 4}
 STAGES = {16: 2, 32: 2, 64: 2}
+REGISTERS = {16: 0, 32: 0, 64: 0}
 
 
 # Parts of tensors come, at any place: each alignment would be compiled anew.
@@ -117,7 +121,7 @@ def launch_blocks(
     common = {"HIDDEN": shape.hidden, "WIDTH": shape.width, "BF16": parts.dtype == torch.bfloat16}
     common["PTX"] = speaks_ptx(x.device)
     for size, found in tiles.items():
-        _block_rows_gate_up_kernel[(triton.cdiv(shape.width, ROWS), len(found))](
+        _block_rows_gate_up_kernel[(triton.cdiv(shape.width, ROWS[size]), len(found))](
             *rows[FORMS[shape.gate]], *rows[FORMS[shape.up]],
             weights, found, pointers, activated, n_groups, limit,
             **_matrix("GATE", shape.gate, shape.hidden), **_matrix("UP", shape.up, shape.hidden),
@@ -125,7 +129,7 @@ def launch_blocks(
         )  # fmt: skip
     between = tiled_rows(activated, FORMS[shape.down], spare=PAIRS[-1])
     for size, found in tiles.items():
-        _block_rows_down_kernel[(triton.cdiv(shape.hidden, ROWS), len(found))](
+        _block_rows_down_kernel[(triton.cdiv(shape.hidden, ROWS[size]), len(found))](
             *between, found, pointers, parts, n_groups,
             **_matrix("DOWN", shape.down, shape.width), **common, **_options(size),
         )  # fmt: skip
@@ -140,4 +144,10 @@ def _matrix(piece: str, name: str, k: int) -> dict[str, Any]:
 
 
 def _options(size: int) -> dict[str, Any]:
-    return {"PAIRS": size, "ROWS": ROWS, "num_stages": STAGES[size]}
+    return {
+        "PAIRS": size,
+        "ROWS": ROWS[size],
+        "num_warps": WARPS[size],
+        "num_stages": STAGES[size],
+        **({"maxnreg": REGISTERS[size]} if REGISTERS[size] else {}),
+    }

@@ -115,9 +115,10 @@ class Moe:
         reads = formats == {FP4} or formats <= ROW_BLOCKS
         if not (x.is_cuda and self.numerics.rounds and reads):
             return False
-        from kernels.device import has_warpgroup_products, speaks_ptx  # noqa: PLC0415  Triton
+        from kernels import device  # noqa: PLC0415  imports Triton
 
-        return has_warpgroup_products(x.device) if formats == {FP4} else speaks_ptx(x.device)
+        has = device.has_warpgroup_products if formats == {FP4} else device.has_byte_products
+        return has(x.device)
 
     def _launched(self, step: Step, row: Row, plan: ChunkPlan) -> Tensor:
         """Return the site's output by kernels."""

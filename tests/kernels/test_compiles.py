@@ -25,6 +25,8 @@ STACK_BYTES = {
     "kernels.gemv_blocks_layouts._gemv_blocks_kernel": 56,
     "kernels.routed_m1_block_layouts._down_kernel": 64,
     "kernels.routed_m1_block_layouts._gate_up_kernel": 144,
+    "kernels.routed_rows_blocks._block_rows_down_kernel": 8,
+    "kernels.routed_rows_blocks._block_rows_gate_up_kernel": 56,
     "kernels.routed_rows_layouts._rows_down_kernel": 48,
     "kernels.routed_rows_layouts._rows_gate_up_kernel": 32,
     "kernels.select_blocks._select_blocks_kernel": 576,

@@ -46,3 +46,11 @@ def has_byte_products(device: torch.device) -> bool:
 def has_warpgroup_products(device: torch.device) -> bool:
     """Whether kernels with the products of Hopper's warp groups run on this device."""
     return capability(device)[0] == 9
+
+
+def has_bulk_copies(device: torch.device) -> bool:
+    """Whether kernels with bulk copies of 227 KiB into shared memory run on this device.
+
+    Of the GPUs from compute capability 9.0 on, those for desktops have less shared memory.
+    """
+    return capability(device)[0] in {9, 10}

@@ -2,7 +2,8 @@
 
 On NVIDIA GPUs from compute capability 9.0 on, a kernel launched so is set up while the kernel
 before it in its CUDA stream still runs, and waits where it joins it. Each such kernel joins before
-it reads or writes anything, so that whoever waits for it has waited for all before it as well.
+it reads or writes anything, so that whoever waits for it has waited for all before it as well. One
+may read before that what was written by kernels which the kernel ahead of it has joined.
 """
 
 from __future__ import annotations

@@ -18,47 +18,10 @@ from .block_words import UNITS
 from .early_launch import early
 from .early_launch_layouts import join_previous
 from .formats.k_expert import BlockShape
-from .reference.q8_1_rows import SMALLEST
+from .gated_groups import bf16_bits, gated_sums, store_group
 from .routed_m1_buffers import RoutedBuffers
 
 _REGISTERS = 128
-_SMALLEST = gl.constexpr(SMALLEST)
-# A product that is rounded before it is rounded to a whole number: never fused.
-_CODE = gl.constexpr("{ .reg .f32 t; mul.rn.f32 t, $1, $2; cvt.rni.s32.f32 $0, t; }")
-
-
-@gluon.jit
-def _bf16_bits(v, BF16: gl.constexpr):
-    if BF16:
-        bits = v.to(gl.int32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
-        v = bits.to(gl.float32, bitcast=True)
-    return v
-
-
-@gluon.jit
-def _store_group(v, codes, sides, expert, group, UNITS: gl.constexpr, WARPS: gl.constexpr):
-    """Round one group v [32] to q8_1 and store it in its row."""
-    line: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    v = gl.convert_layout(v, line)
-    place = gl.arange(0, 32, layout=line)
-    amax = gl.max(gl.abs(v), 0)
-    amax = gl.where(amax < _SMALLEST, 0.0, amax)
-    spread = gl.where(place >= 0, amax, 0.0)
-    scale = gl.div_rn(spread, gl.full([32], 127.0, gl.float32, line))
-    inverse = gl.div_rn(gl.full([32], 127.0, gl.float32, line), gl.where(spread == 0, 1.0, spread))
-    inverse = gl.where(spread == 0, 0.0, inverse)
-    code = gl.inline_asm_elementwise(
-        _CODE, "=r,f,f", [v, inverse], dtype=gl.int32, is_pure=True, pack=1
-    )
-    unit, quarter = group // 4, group % 4
-    vector = (expert * 8 + quarter * 2 + place // 16) * UNITS + unit
-    gl.store(codes + vector * 16 + place % 16, code.to(gl.int8))
-    lower = gl.sum(gl.where(place < 16, code, 0), 0)
-    upper = gl.sum(gl.where(place < 16, 0, code), 0)
-    out = sides + (expert * UNITS + unit) * 8 + quarter
-    gl.store(out + place * 0, scale.to(gl.int32, bitcast=True))
-    gl.store(out + 4, (lower & 0xFFFF) | (upper << 16))
 
 
 @gluon.jit
@@ -106,13 +69,9 @@ def _gate_up_kernel(
                 up_at, step, UP, UP_BYTES, BLOCKS, 32, UNITS_A_STEP, LAYOUT, UP_LOADS
             )
         up += unit_sums(up_here, row, UP, LAYOUT)
-    g = gl.minimum(_bf16_bits(gl.sum(gate, 1), BF16), limit)
-    u = gl.minimum(gl.maximum(_bf16_bits(gl.sum(up, 1), BF16), -limit), limit)
-    # exp of a negative number never overflows; the sigmoid of the two signs are complements.
-    small = gl.exp(-gl.abs(g))
-    sigmoid = gl.where(g < 0.0, small, 1.0) / (1.0 + small)
-    value = _bf16_bits(g * sigmoid * u * gl.load(weights + expert), BF16)
-    _store_group(value, out_codes, out_sides, expert, gl.program_id(0), WIDTH_UNITS, WARPS)
+    weight = gl.load(weights + expert)
+    value = gated_sums(gl.sum(gate, 1), gl.sum(up, 1), weight, limit, BF16)
+    store_group(value, out_codes, out_sides, expert, gl.program_id(0), WIDTH_UNITS, WARPS)
 
 
 @gluon.jit
@@ -145,7 +104,7 @@ def _down_kernel(
         total += unit_sums(here, row, DOWN, LAYOUT)
     by_row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))
     place = gl.arange(0, ROWS, layout=by_row)
-    gl.store(out + expert * HIDDEN + first + place, _bf16_bits(gl.sum(total, 1), BF16))
+    gl.store(out + expert * HIDDEN + first + place, bf16_bits(gl.sum(total, 1), BF16))
 
 
 def launch_layouts(

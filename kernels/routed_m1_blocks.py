@@ -11,7 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .block_words import UNITS
-from .device import speaks_ptx
+from .bulk_plan import SHARED_BYTES
+from .bulk_q2_k import GateUp
+from .bulk_q3_k import Down
+from .device import has_bulk_copies, speaks_ptx
 from .formats import FORMATS
 from .formats.k_expert import BlockShape
 from .plain_blocks import plain_block_rows
@@ -77,8 +80,16 @@ def launch_blocks(
     *,
     plain: bool,
 ) -> None:
-    """Fill `scratch.parts` with each expert's output."""
+    """Fill `scratch.parts` with each expert's output.
+
+    What `scratch.row` holds afterwards depends on the kernels that ran.
+    """
     n_experts, bf16 = weights.shape[0], dtype == torch.bfloat16
+    if has_bulk_copies(x.device) and not plain and fits_bulk(shape):
+        from .routed_m1_bulk import launch_bulk  # noqa: PLC0415  wants a GPU's compiler
+
+        launch_bulk(x, pointers, weights, scratch, shape, limit, dtype)
+        return
     codes, sides = scratch.row
     row = q8_1_rows(x, out=(codes, sides))
     if speaks_ptx(x.device) and not plain and shape.hidden % 256 == shape.width % 256 == 0:
@@ -100,6 +111,16 @@ def launch_blocks(
         DOWN=shape.down, DOWN_BYTES=down, DOWN_ROW=row_bytes(shape.down, shape.width),
         HIDDEN=shape.hidden, WIDTH=shape.width, ROWS=_ROWS, BF16=bf16,
     )  # fmt: skip
+
+
+def fits_bulk(shape: BlockShape) -> bool:
+    """Whether experts have the formats and sizes that programs work on by bulk copies."""
+    if (shape.gate, shape.up, shape.down) != ("Q2_K", "Q2_K", "Q3_K"):
+        return False
+    if shape.hidden % 1024 or shape.width % 256:
+        return False
+    plans = (GateUp(shape.hidden).plan, Down(shape.width).plan)
+    return all(plan.n_bytes <= SHARED_BYTES for plan in plans)
 
 
 def row_bytes(name: str, k: int) -> int:

@@ -103,3 +103,43 @@ def test_formats_without_kernels_and_rows_of_part_blocks_are_refused() -> None:
     narrow = BlockShape(256, 32, "Q2_K", "Q2_K", "Q3_K")
     with pytest.raises(ValueError, match="whole blocks"):
         routed_m1.routed_m1(x, pointers, weights, narrow, LIMIT)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [768, 2304])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_copied_in_bulk_have_the_bits_of_a_row_wherever_it_lies(
+    width: int, dtype: torch.dtype
+) -> None:
+    shape = BlockShape(2048, width, *MIXES["q2k-q3k"])
+    slots, pointers = experts_of(shape, 5, "cuda")
+    weights = torch.rand(5).cuda()
+    x = torch.randn(1, 2048).to(dtype).cuda()
+    parts = []
+    for row, n, word in (
+        (x, 5, 0),
+        (x.float(), 3, 0x7FC00000),
+        (torch.cat([x[:, :1], x], 1), 5, -1),
+    ):
+        buffers = RoutedBuffers.new(shape, 5, "cuda")
+        buffers.parts.fill_(float("nan"))
+        codes, sides = buffers.activated_row
+        codes.fill_(77)
+        sides.fill_(word)
+        given = row if row.shape[1] == 2048 else row.view(-1)[1:].view(1, 2048)
+        found = routed_m1.routed_m1(
+            given, pointers[:, :n].contiguous(), weights[:n], shape, LIMIT, buffers=buffers,
+            sums=False,
+        )  # fmt: skip
+        parts.append(found[:3].clone())
+    assert not parts[0].isnan().any()
+    assert all(torch.equal(part, parts[0]) for part in parts)
+    assert slots.is_cuda
+
+
+@pytest.mark.gpu
+def test_rows_copied_in_bulk_round_the_row_as_it_is_rounded_elsewhere() -> None:
+    shape = BlockShape(1024, 256, *MIXES["q2k-q3k"])
+    for size in (1e-33, 1e-12, 1.0, 3e4):
+        check(shape, 3, "cuda", plain=False, dtype=torch.float32, size=size)
+        check(shape, 3, "cuda", plain=True, dtype=torch.float32, size=size)

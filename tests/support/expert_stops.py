@@ -17,6 +17,7 @@ from kernels.routed_m1_blocks import row_bytes
 from kernels.routed_rows import routed_rows
 from tests.support.stop_tensors import (
     BF16,
+    F32,
     LIMIT,
     Stops,
     codes,
@@ -118,6 +119,14 @@ def _one_tokens_experts_of_blocks() -> None:
 @into(STOPS, "routed_m1_block_layouts._gate_up_kernel", "routed_m1_block_layouts._down_kernel")
 def _one_tokens_experts_of_blocks_in_layouts() -> None:
     _one_tokens_blocks(plain=False)
+
+
+@into(STOPS, "routed_m1_bulk._bulk_gate_up_kernel", "routed_m1_bulk._bulk_down_kernel")
+def _one_tokens_experts_in_bulk() -> None:
+    for width, dtype in ((768, F32), (2304, BF16)):
+        shape = BlockShape(1024, width, *EXPERTS[0])
+        experts = block_experts(shape, 3)
+        routed_m1(numbers(1, 1024, dtype=dtype), addresses_of(experts), numbers(3), shape, LIMIT)
 
 
 def _experts_of_rows(hidden: int, width: int, sizes: Sequence[int], *, plain: bool) -> None:

@@ -1,8 +1,8 @@
 """A machine that runs a compiled kernel's PTX on the CPU: warps of 32 lanes that never part.
 
 It knows what the compiler makes of our kernels, not all of PTX, and says so when it meets more.
-Warps of a program take turns at barriers; a load or store that is not aligned or outside is an
-error.
+Warps of a program take turns at barriers, and where they wait for bulk copies; a copy is done at
+once. A load or store that is not aligned or outside is an error.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from functools import partial
 
 import numpy as np
 
+from .ptx_copies import BulkCopies, product
 from .ptx_operations import Lanes, cut, result, signed
 
 LANES = 32
 GLOBAL = 1 << 28  # where the device's memory begins
-SHARED_BYTES = 1 << 16
+SHARED_BYTES = 227 << 10
+BARRIER, COPY = "barrier", "copy"  # what a warp pauses for
 _LANE = np.arange(LANES)
 
 
@@ -42,16 +44,27 @@ class PtxMachine:
         statements, labels = _parse(ptx)
         for y in range(grid[1]):
             for x in range(grid[0]):
-                shared = bytearray(SHARED_BYTES)
+                shared, copies = bytearray(SHARED_BYTES), BulkCopies()
                 special = {"%ctaid.x": x, "%ctaid.y": y, "%ctaid.z": 0, "global_smem": 0}
                 waiting = [
-                    _Warp(self.memory, shared, [*parameters, 0, 0], special, warp).run(
+                    _Warp(self.memory, shared, copies, [*parameters, 0, 0], special, warp).run(
                         statements, labels
                     )
                     for warp in range(n_warps)
                 ]
                 while waiting:
-                    waiting = [warp for warp in waiting if next(warp, None) is not None]
+                    waiting = _to_the_barrier(waiting)
+
+
+def _to_the_barrier(waiting: list[Iterator[str]]) -> list[Iterator[str]]:
+    """Let warps run to a barrier; return those that have not ended."""
+    there: list[Iterator[str]] = []
+    while waiting:
+        paused = [(warp, next(warp, None)) for warp in waiting]
+        there += [warp for warp, why in paused if why == BARRIER]
+        waiting = [warp for warp, why in paused if why == COPY]
+        assert len(waiting) < len(paused) or there, "copies that nobody asked for"
+    return there
 
 
 def _parse(ptx: str) -> tuple[list[str], dict[str, int]]:
@@ -62,7 +75,7 @@ def _parse(ptx: str) -> tuple[list[str], dict[str, int]]:
     labels: dict[str, int] = {}
     for part in text.split(";"):
         statement = part.strip()
-        while found := re.match(r"(\$\w+):\s*|[{}]\s*", statement):
+        while found := re.match(r"([$\w]+):\s*|[{}]\s*", statement):
             if found[1]:
                 labels[found[1]] = len(statements)
             statement = statement[found.end() :]
@@ -78,18 +91,20 @@ class _Warp:
         self,
         memory: bytearray,
         shared: bytearray,
+        copies: BulkCopies,
         parameters: list[int],
         special: dict[str, int],
         warp: int,
     ) -> None:
+        self._copies = copies
         self._spaces = {"global": (memory, GLOBAL), "shared": (shared, 0)}
         self._parameters = parameters
         self._registers = {name: _all(value) for name, value in special.items()}
         self._registers["%tid.x"] = (_LANE + LANES * warp).astype(np.uint64)
         self._active = np.ones(LANES, dtype=bool)
 
-    def run(self, statements: list[str], labels: dict[str, int]) -> Iterator[bool]:
-        """Run to the end, with a pause at each barrier."""
+    def run(self, statements: list[str], labels: dict[str, int]) -> Iterator[str]:
+        """Run to the end, with pauses that say what for."""
         at = 0
         while True:
             statement = self._guarded(statements[at])
@@ -103,7 +118,12 @@ class _Warp:
                     return
                 at = labels[rest]
             elif operation == "bar.sync":
-                yield True
+                yield BARRIER
+            elif operation.startswith("mbarrier.try_wait"):
+                flag, barrier, _ = _operands(rest)
+                while not self._copies.there(self._address(barrier)):
+                    yield COPY
+                self._write(flag, _all(1))
             elif operation != "bar.warp.sync":
                 self._do(operation, _operands(rest))
 
@@ -123,6 +143,11 @@ class _Warp:
             "ldmatrix": partial(self._matrix, store=False),
             "shfl": self._shuffle,
             "redux": self._reduce,
+            "mma": self._product,
+            "cp": self._bulk_copy,
+            "mbarrier": self._expect,
+            "fence": lambda *_: None,
+            "griddepcontrol": lambda *_: None,
         }
         if head in special:
             special[head](operation, operands)
@@ -203,6 +228,35 @@ class _Warp:
         assert ".add" in operation, operation
         total = signed(self._value(operands[1]), 32).sum()
         self._write(operands[0], cut(_all(int(total)), 32))
+
+    def _product(self, operation: str, operands: list[str]) -> None:
+        a, b, c = ([self._value(name) for name in _names(o)] for o in operands[1:])
+        for name, value in zip(_names(operands[0]), product(operation, a, b, c), strict=True):
+            self._write(name, value)
+
+    def _address(self, operand: str) -> int:
+        """The address in shared memory that all active lanes name."""
+        _, places = self._places(".shared", operand, 8)
+        return places[int(_LANE[self._active][0])]
+
+    def _expect(self, operation: str, operands: list[str]) -> None:
+        if self._active.any() and ".init" not in operation:
+            assert ".expect_tx" in operation, operation
+            self._copies.expect(self._address(operands[1]), int(operands[2]))
+
+    def _bulk_copy(self, operation: str, operands: list[str]) -> None:
+        assert operation.startswith("cp.async.bulk.shared"), operation
+        assert self._active.sum() <= 1, "several lanes ask for the same"
+        n_bytes = int(operands[2])
+        assert n_bytes % 16 == 0, "bulk copies are of 16 bytes and more"
+        for lane in _LANE[self._active]:
+            shared, to = self._places(".shared", operands[0], 16)
+            memory, source = self._places(".global", operands[1], 16)
+            assert source[lane] + n_bytes <= len(memory), f"{operation} is outside"
+            assert to[lane] + n_bytes <= len(shared), f"{operation} is outside"
+            data = memory[source[lane] : source[lane] + n_bytes]
+            shared[to[lane] : to[lane] + n_bytes] = data
+            self._copies.came(self._address(operands[3]), n_bytes)
 
     def _pack(self, operation: str, operands: list[str]) -> None:
         """Move between one register and the parts of a wider one."""

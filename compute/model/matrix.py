@@ -2,7 +2,9 @@
 
 On the CPU a matrix is f32, dequantised when it was loaded. On a GPU it stays as the file stores it:
 a few rows are multiplied by the kernels that read it so, many by torch after a dequantisation that
-lives as long as the product. Values are exact either way; only the order of summation differs.
+lives as long as the product. Values are exact either way; only the order of summation differs. But
+what is multiplied with blocks as they are stored is rounded to eight bits first: a few rows always,
+many rows of bf16 where the GPU multiplies bytes.
 """
 
 from __future__ import annotations
@@ -119,6 +121,8 @@ def _product(
     x: Tensor, weight: StoredMatrix, dtype: torch.dtype, out: Tensor | None = None
 ) -> Tensor:
     """Return [groups, T, n / groups] `dtype` of x [groups, T, k], in `out` where given."""
+    if _goes_by_blocks(x, weight, dtype):
+        return _blocks_product(x, weight, dtype, out)
     is_exact = x.is_cuda and is_exact_in_bf16(x, weight, dtype)
     kind = torch.bfloat16 if is_exact else torch.float32
     matrix = weight.dequantised(kind).view(weight.groups, -1, weight.k).transpose(1, 2)
@@ -130,6 +134,30 @@ def _product(
     else:
         found = torch.bmm(rows, matrix).to(dtype)
     return found if out is None else out.copy_(found)
+
+
+def _goes_by_blocks(x: Tensor, weight: StoredMatrix, dtype: torch.dtype) -> bool:
+    """Whether many rows are rounded to eight bits, as few are: at bf16, wider ones stay exact."""
+    if not (x.is_cuda and weight.format in ROW_BLOCKS and torch.bfloat16 in {dtype, x.dtype}):
+        return False
+    from kernels.device import has_byte_products  # noqa: PLC0415  imports Triton
+
+    return has_byte_products(x.device)
+
+
+def _blocks_product(
+    x: Tensor, weight: StoredMatrix, dtype: torch.dtype, out: Tensor | None
+) -> Tensor:
+    """Return what `_product` does, of a matrix of blocks as it is stored."""
+    from kernels.gemm_blocks import gemm_blocks  # noqa: PLC0415  imports Triton
+
+    lines = weight.n // weight.groups
+    if out is None:
+        out = torch.empty((weight.groups, x.shape[1], lines), dtype=dtype, device=x.device)
+    for group, rows in enumerate(x):
+        matrix = weight.values[group * lines : (group + 1) * lines]
+        out[group] = gemm_blocks(rows.contiguous(), matrix, weight.format)
+    return out
 
 
 def is_exact_in_bf16(x: Tensor, weight: StoredMatrix, dtype: torch.dtype) -> bool:

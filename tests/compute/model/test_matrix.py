@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from compute.model import matrix as model_matrix
 from compute.model.matrix import MAX_ROWS, StoredMatrix, grouped_linear, linear
 from kernels.formats import QUANTISERS
 
@@ -46,3 +49,35 @@ def test_groups_of_rows_take_their_own_channels(rows: int) -> None:
     whole = matrix.dequantised(torch.float32).view(2, 64, 64)
     found = grouped_linear(x, matrix, torch.float32)
     torch.testing.assert_close(found, grouped_linear(x, whole, torch.float32), rtol=1e-5, atol=1e-4)
+
+
+def check_blocks(kind: str, rows: int, groups: int, device: str) -> None:
+    matrix = stored(kind, 128, 512, groups)
+    there = replace(matrix, values=matrix.values.to(device))
+    x = torch.randn(rows, groups, 512, generator=torch.Generator().manual_seed(rows)).bfloat16()
+    whole = matrix.dequantised(torch.float32).view(groups, 128 // groups, 512)
+    for dtype in (torch.bfloat16, torch.float32):
+        found = grouped_linear(x.to(device), there, dtype).cpu().float()
+        assert found.shape == (rows, groups, 128 // groups)
+        wanted = grouped_linear(x, whole, torch.float32)
+        assert 1e-4 * wanted.norm() < (found - wanted).norm() < 0.02 * wanted.norm()
+        if groups == 1:
+            again = linear(x[:, 0].to(device), there, dtype).cpu().float()
+            assert torch.equal(again, found[:, 0])
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q6_K"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_many_rows_may_be_rounded_to_eight_bits(
+    kind: str, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_matrix, "_goes_by_blocks", lambda *_: True)
+    check_blocks(kind, 9, groups, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q6_K", "Q8_0"])
+@pytest.mark.parametrize("rows", [9, 33, 200])
+def test_many_rows_are_rounded_to_eight_bits_on_a_gpu(kind: str, rows: int) -> None:
+    for groups in (1, 2):
+        check_blocks(kind, rows, groups, "cuda")

@@ -87,7 +87,7 @@ class ForgetfulExperts(DeviceExperts):
             for offset, (out, width), piece in places:
                 row[offset : offset + out * width].copy_(piece.reshape(-1))
             self.cache.finish(put)
-            self._moved.add((layer, expert))
+            self._copies.moved.add((layer, expert))
         self.end_step()
 
     def on_device(self, layer: int) -> list[int]:
@@ -111,13 +111,13 @@ class ForgetfulExperts(DeviceExperts):
             if place not in recent:
                 for put in self.cache.begin(np.array([key]), 1):  # none where it is on its way
                     self.cache.finish(put)
-                    self._moved.add(place)
+                    self._copies.moved.add(place)
                     self.n_restored += 1
 
     def forget(self, layer: int, expert: int) -> None:
         """Drop a key from the device cache."""
         self.cache.drop(layer * self.places.n_experts + expert)
-        self._moved.add((layer, expert))
+        self._copies.moved.add((layer, expert))
 
     def request_all(self, wanted: Sequence[tuple[int, NDArray[np.int64]]]) -> list[int]:
         """Note how many rows are wanted."""
@@ -335,8 +335,7 @@ def with_misses(
         if n_misses > n_layers:
             continue
         n_tokens = max(8, args.tokens * 2 // max(2, n_misses))  # of many misses fewer will do
-        for _ in range(n_tokens):  # until the segments' length suits the rate
-            bench.token(bench.forget(n_misses))
+        settle_on(bench, n_misses)
         steps = [bench.token(bench.forget(n_misses)) for _ in range(n_tokens)]
         alone = []
         for _ in range(n_tokens if n_misses else 0):
@@ -357,6 +356,19 @@ def with_misses(
         say(f"{rates[-1]}")
     bench.runner.finish()
     return rates
+
+
+def settle_on(bench: Bench, n_misses: int) -> None:
+    """Let segments be of the length that suits a rate, and all that it launches be captured.
+
+    A capture takes as long as many tokens, and comes once: the table is of what comes after.
+    """
+    runner, calm = bench.runner, 0
+    runner.assume_misses(n_misses)
+    while calm < 3:
+        before = runner.counters.captures
+        bench.token(bench.forget(n_misses))
+        calm = calm + 1 if runner.counters.captures == before else 0
 
 
 def say(text: str) -> None:

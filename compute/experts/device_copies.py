@@ -73,7 +73,8 @@ class DeviceCopies:
     def choose(self, keys: Keys) -> None:
         """Choose which of a step's keys move to the device; victims are out from now on."""
         room = self._most - len(self.sources()) - len(self._chosen)
-        promotable = np.array([key for key in keys.tolist() if self._is_readable(key)], np.int64)
+        absent = keys[self._cache.slot_of[keys] < 0].tolist()
+        promotable = np.array([key for key in absent if self._is_readable(key)], np.int64)
         for promotion in self._cache.begin(promotable, room):
             self._chosen.append(promotion)
             if promotion.victim >= 0:

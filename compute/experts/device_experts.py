@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from compute.model.sources import ExpertMatrices, Resident
@@ -223,6 +224,8 @@ class DeviceExperts(MissClient):
         self.places.set_arena(self._registered.starts())
 
     def _recover(self, lost: Exception) -> None:
+        if self.places.device.type == "cuda":  # rows may be waited for while layers run
+            torch.cuda.current_stream(self.places.device).synchronize()
         self._copies.abandon()
         super()._recover(lost)  # type: ignore[arg-type]
 

@@ -20,7 +20,7 @@ SPANNING = ("segment", "oracle")
 
 
 class Launches:
-    """Launches segments, and what of one runs again after a miss.
+    """Launches the pieces of segments, and what of one runs again after a miss.
 
     mode    eager: kernel after kernel; layer: a graph for each layer; segment: graphs that span
             layers; oracle: segments, compared by the caller with their eager runs
@@ -50,7 +50,7 @@ class Launches:
             self.mode = "eager"
         self._recorder.check("the sequence", self._step.pointers())
 
-    def segment(self, first: int, end: int) -> None:
+    def layers(self, first: int, end: int) -> None:
         """Launch layers first to end - 1, and what stands before the first and after the last."""
         if self._timer is None:
             self._launch(("layers", first, end), partial(self.at_once, first, end))

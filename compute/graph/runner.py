@@ -1,10 +1,10 @@
 """Decodes one token after the other by segments, and repairs what a missing expert spoiled.
 
-A segment is launched whole. Its layers' headers come back by one read; the first layer with an
-absent pick is fetched for, runs again from its experts on, and so do the layers after it, up to the
-segment's end; then the headers are read again. A layer without a flag never runs again, so each
-request is progress. What a token leaves to be said is said while the next one's longest segment
-runs.
+A segment is launched piece by piece, without a wait. Its layers' headers come back by one read; the
+first layer with an absent pick is fetched for, runs again from its experts on, and so do the layers
+after it, up to the segment's end; then the headers are read again. A layer without a flag never
+runs again, so each request is progress. What a token leaves to be said is said while the next one's
+longest segment runs.
 Invariants: the host waits for headers alone; while a request for experts is open nothing runs on
 the device; the daemon's changes are taken, and acknowledged, where the device is idle; results are
 those of the same launches without any miss. Source: DESIGN.md, section 3.
@@ -33,7 +33,7 @@ from .launches import BY_LAYER, Launches
 from .recording import GraphCounters
 from .route_check import RouteCheck
 from .row_feed import RowFeed
-from .segments import Boundaries, MissRate, Segment, flagged
+from .segments import Boundaries, MissRate, Segment, flagged, pieces
 from .timings import StepTimer
 
 _MOST_HINTS = 64
@@ -196,13 +196,14 @@ class Runner:
         Where the device has most to do, the host `reports` the token before.
         """
         first, end = segment
-        if any(first <= layer < end for layer in self._config.engram_layers):
-            with self._on_host("engram"):
-                self._rows.hand_over()
         if self._foresight is not None and first:
             self._experts.take_arrived()  # what was hinted may be there
-        self._experts.settle()
-        self._launches.segment(first, end)
+        try:
+            for piece in pieces(first, end):
+                self._launch_piece(*piece)
+        except BaseException:
+            self._wait()  # what was launched before reads the arena
+            raise
         if reports:
             self._experts.report()
         n_flagged = self._repair_all(first, end)
@@ -211,6 +212,13 @@ class Runner:
         if self._tracer is not None:
             self._tracer.segment(self.sequence.position, first, end, self._step.buffers)
         return n_flagged
+
+    def _launch_piece(self, first: int, end: int) -> None:
+        if any(first <= layer < end for layer in self._config.engram_layers):
+            with self._on_host("engram"):
+                self._rows.hand_over()
+        self._experts.settle()  # waiting for rows may have found another daemon
+        self._launches.layers(first, end)
 
     def _repair_all(self, first: int, end: int, *, eagerly: bool = False) -> int:
         """Wait for a segment's headers and repair it until they are clean; its flagged layers."""

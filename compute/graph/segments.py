@@ -1,7 +1,8 @@
-"""Which layers one graph spans: a choice between waits for headers and work thrown away.
+"""Which layers go without a wait: a choice between waits for headers and work thrown away.
 
-Pure. Boundaries that the host needs are fixed; between them segments are of one length, chosen by
-the recent rate of misses. Source: DESIGN.md, section 3.
+Pure. Boundaries that are asked for are fixed; between them segments are of one length, chosen by
+the recent rate of misses. Source: DESIGN.md, section 3, but that a boundary before the first Engram
+layer is none of segments but of pieces: what it costs to wait for headers there is saved.
 """
 
 from __future__ import annotations
@@ -32,13 +33,11 @@ class Boundaries:
     def of(cls, config: ModelConfig, kind: str) -> Boundaries:
         """Return the boundaries of a kind.
 
-        auto           one before the first Engram layer, whose rows come while the others run
-        whole          none: the rows are waited for before the step begins
-        source-layers  one before each index source too, none between
+        auto           none, and segments may be shorter
+        whole          none
+        source-layers  one before each index source, none between
         """
         fixed = {0}
-        if kind != "whole" and config.engram_layers:
-            fixed.add(min(config.engram_layers))
         if kind == "source-layers":
             fixed |= set(config.index_source_layers)
         return cls(config.n_layers, tuple(sorted(fixed)), kind == "auto")
@@ -105,6 +104,20 @@ class _Cuts:
             for layer in range(first, end)
         )
         return cls(segments, WAIT_LAYERS * len(segments), repeated)
+
+
+def pieces(first: int, end: int) -> list[Segment]:
+    """Cut a segment into what one graph launches: a layer, then twice as many each time.
+
+    A graph takes the host a quarter of its own time to launch: so the device begins at once, and
+    what runs lasts until the next piece is there.
+    """
+    found: list[Segment] = []
+    while first < end:
+        length = 2 * (found[-1][1] - found[-1][0]) if found else 1
+        found.append((first, min(first + length, end)))
+        first += length
+    return found
 
 
 def flagged(n_absent: Sequence[int], first: int) -> int:

@@ -129,38 +129,6 @@ def test_a_steps_picks_are_told_once_it_is_done() -> None:
     )
 
 
-def test_the_token_before_is_reported_while_the_longest_segment_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = make_rig(mode="segment")
-    made.prefill(PROMPT)
-    made.runner.step(7)
-    launch = made.runner._launches.segment
-
-    def noted(first: int, end: int) -> None:
-        made.daemon.events.append(f"layers {first} to {end}")
-        launch(first, end)
-
-    monkeypatch.setattr(made.runner._launches, "segment", noted)
-    made.daemon.events.clear()
-    made.runner.step(8)
-    wanted = ("layers", "touch")
-    events = [event for event in made.daemon.events if event.startswith(wanted)]
-    assert events == ["layers 0 to 1", "layers 1 to 8", "touch"]
-
-
-def test_a_request_for_experts_leaves_after_what_the_token_before_used() -> None:
-    made = make_rig(mode="segment")
-    made.prefill(PROMPT)
-    made.runner.step(7)
-    made.daemon.drop(0, int(made.runner._headers.all_picks()[0, 0]))
-    made.runner._step.sequence.position -= 1  # the same picks once more
-    made.daemon.events.clear()
-    made.runner.step(7)
-    events = [event for event in made.daemon.events if event in {"touch", "miss"}]
-    assert events == ["touch", "miss"]
-
-
 def test_a_new_sequence_reads_nothing_of_the_old_one() -> None:
     made, fresh = make_rig(mode="segment"), make_rig(mode="segment")
     made.prefill(PROMPT[::-1] * 9)

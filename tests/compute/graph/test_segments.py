@@ -6,15 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from compute.graph.segments import KINDS, Boundaries, MissRate, flagged
+from compute.graph.segments import KINDS, Boundaries, MissRate, flagged, pieces
 from protocol.files.checkpoint import open_checkpoint, resolve_model
 
 CONFIG = open_checkpoint(resolve_model("demo")).config
 
 
-def test_the_rows_come_while_the_layers_before_the_engram_run() -> None:
-    assert Boundaries.of(CONFIG, "auto").segments(8) == [(0, 1), (1, 8)]
-    assert Boundaries.of(CONFIG, "auto").segments(3) == [(0, 1), (1, 4), (4, 7), (7, 8)]
+def test_segments_are_of_one_length() -> None:
+    assert Boundaries.of(CONFIG, "auto").segments(8) == [(0, 8)]
+    assert Boundaries.of(CONFIG, "auto").segments(3) == [(0, 3), (3, 6), (6, 8)]
+
+
+def test_pieces_begin_with_a_layer_and_double() -> None:
+    assert pieces(0, 40) == [(0, 1), (1, 3), (3, 7), (7, 15), (15, 31), (31, 40)]
+    assert pieces(5, 7) == [(5, 6), (6, 7)]
+    assert pieces(3, 3) == []
 
 
 def test_a_whole_step_is_one_segment_whatever_the_length() -> None:
@@ -23,7 +29,7 @@ def test_a_whole_step_is_one_segment_whatever_the_length() -> None:
 
 def test_source_layers_begin_segments() -> None:
     found = Boundaries.of(CONFIG, "source-layers").segments(1)
-    assert found == [(0, 1), (1, 2), (2, 5), (5, 7), (7, 8)]
+    assert found == [(0, 2), (2, 5), (5, 7), (7, 8)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

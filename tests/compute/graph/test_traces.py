@@ -56,7 +56,7 @@ def test_a_segments_line_is_the_eager_line_of_its_last_layer(
     found = hashes_of(segment)
     assert found == {place: wanted[place] for place in found}
     assert (
-        len({last for _, last in found}) == {"auto": 2, "whole": 1, "source-layers": 5}[boundaries]
+        len({last for _, last in found}) == {"auto": 1, "whole": 1, "source-layers": 4}[boundaries]
         or boundaries == "auto"
     )
     assert {last for _, last in found} >= {7}
@@ -94,7 +94,7 @@ def test_a_miss_is_a_line_and_counts_run_on() -> None:
     made.daemon.drop(3, int(picks[3, 0]))
     made.runner.sequence.position -= 1
     made.runner.step(7)
-    assert lines[0].startswith("graphs: 1 launches, 0 replays, 1 eager, 0 layers repeated")
+    assert lines[0].startswith("graphs: 4 launches, 0 replays, 4 eager, 0 layers repeated")
     assert lines[1:] == [f"miss: position 4 layer 3, segment to 7: experts {picks[3, 0]}"]
 
 

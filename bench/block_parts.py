@@ -45,7 +45,7 @@ def block_experts(name: str, n_layers: int, repeats: int) -> dict[str, float]:
     shape = BlockShape(HIDDEN, WIDTH, gate, up, down)
     n = n_layers * TOP_K
     pieces = [
-        _blocks(n, rows, columns, kind)
+        random_blocks(n, rows, columns, kind)
         for rows, columns, kind in (
             (WIDTH, HIDDEN, gate),
             (WIDTH, HIDDEN, up),
@@ -74,7 +74,7 @@ def block_matrix(
 ) -> tuple[float, float]:
     """Return microseconds of one product, its rounding included, and its weights' TB/s."""
     n_bytes = n * (k // 256) * UNITS[name].block_bytes
-    weight = _blocks(max(4, CACHE_BYTES // n_bytes), n, k, name)
+    weight = random_blocks(max(4, CACHE_BYTES // n_bytes), n, k, name)
     x = torch.randn(rows, groups * k, device="cuda")
     scratch = empty_rows(rows * groups, k, x.device)
     out = torch.empty(rows, n, device="cuda")
@@ -87,7 +87,7 @@ def block_matrix(
     return taken * 1e6, n_bytes / taken / 1e12
 
 
-def _blocks(copies: int, n: int, k: int, name: str) -> Tensor:
+def random_blocks(copies: int, n: int, k: int, name: str) -> Tensor:
     """Return random matrices [copies, n, bytes of k values] u8 whose scales are small."""
     size = UNITS[name].block_bytes
     shape = (copies, n, k // 256 * size)

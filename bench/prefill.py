@@ -1,13 +1,14 @@
 """Speed of a chunk's experts on a GPU, and of whole layers, against what the machine could do.
 
-    python bench/prefill.py [--quick] [--tokens N] [--sweep] [--profile]
+    python bench/prefill.py [--quick] [--tokens N] [--format fp4] [--sweep] [--profile]
 
 Experts of the released sizes are made on the device, 384 of them, and each token picks six at
 random. The ceilings, a kernel that copies, one that only reads, and torch's bf16 product, are
 measured in the same run. The roofline is the longer of the times that reading every picked expert
 once and multiplying every pair would take at those rates. --sweep tries other tiles, --profile
 lists the kernels of the layers. A layer's time is that of the clock on the wall, host and all, and
-beside it stands how long the device worked. Prints one JSON object as the last line.
+beside it stands how long the device worked. --format q2k-q3k, q4k or q8_0 measures experts of GGUF
+blocks, without layers and other tiles. Prints one JSON object as the last line.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.block_parts import FORMATS, random_blocks
 from bench.device_spans import busy_us, by_name, spans_of
 from bench.step import ceilings
 from bench.timing import wall_seconds
@@ -39,6 +41,7 @@ from compute.model.routed_chunk import ChunkPlan
 from compute.model.sequence import Sequence as ModelSequence
 from compute.model.sources import ExpertMatrices, Resident
 from kernels.formats.fp4_expert import Fp4Shape
+from kernels.formats.k_expert import BlockShape
 from kernels.routed_m1 import routed_m1
 from kernels.routed_rows import routed_rows
 from kernels.sum_parts import sum_parts
@@ -65,6 +68,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure chunks on a GPU.")
     parser.add_argument("--quick", action="store_true", help="fewer layers and repetitions")
     parser.add_argument("--tokens", type=int, help="of a chunk; 2,048 and 8,192 if not given")
+    parser.add_argument("--format", choices=["fp4", *FORMATS], default="fp4", help="of the experts")
     parser.add_argument("--sweep", action="store_true", help="try other tiles, measure no layers")
     parser.add_argument("--profile", action="store_true", help="list the kernels of the layers")
     args = parser.parse_args()
@@ -76,9 +80,13 @@ def main() -> int:
     found = ceilings(repeats) | {"bf16_tflops": product_rate(repeats) / 1e12}
     torch.cuda.empty_cache()
     with torch.inference_mode():
-        found |= experts(chunks, repeats, found, SWEEP if args.sweep else {"": {}})
+        is_fp4 = args.format == "fp4"
+        made = Experts() if is_fp4 else BlockExperts(args.format)
+        tiles = SWEEP if args.sweep and is_fp4 else {"": {}}
+        found |= experts(made, chunks, repeats, found, tiles)
+        del made
         torch.cuda.empty_cache()
-        if not args.sweep:
+        if is_fp4 and not args.sweep:
             found |= layers(chunks[0], 4 if args.quick else 8, repeats, profiles=args.profile)
     print(json.dumps({name: round(value, 4) for name, value in found.items()}))
     return 0
@@ -128,11 +136,32 @@ class Experts:
         self.pointers = torch.stack([starts + at[piece] for piece in (0, 2, 4)])
 
 
+class BlockExperts:
+    """384 experts of GGUF blocks on the device."""
+
+    def __init__(self, name: str) -> None:
+        config = config_of(40)
+        self.hidden, self.width = config.hidden_size, config.expert_width
+        self.n_experts = config.n_experts
+        self.shape = BlockShape(self.hidden, self.width, *FORMATS[name])
+        above, below = (self.width, self.hidden), (self.hidden, self.width)
+        self.matrices = [
+            random_blocks(self.n_experts, n, k, kind)
+            for (n, k), kind in zip((above, above, below), FORMATS[name], strict=True)
+        ]
+        self.expert_bytes = sum(matrices[0].numel() for matrices in self.matrices)
+        number = torch.arange(self.n_experts)
+        self.pointers = torch.stack([m.data_ptr() + number * m.stride(0) for m in self.matrices])
+
+
 def experts(
-    chunks: Sequence[int], repeats: int, rates: dict[str, float], tiles: dict[str, dict[str, Any]]
+    made: Experts | BlockExperts,
+    chunks: Sequence[int],
+    repeats: int,
+    rates: dict[str, float],
+    tiles: dict[str, dict[str, Any]],
 ) -> dict[str, float]:
     """Return what a layer's routed experts take for chunks, and their share of the roofline."""
-    made = Experts()
     found: dict[str, float] = {}
     for n_tokens in chunks:
         x = torch.randn(n_tokens, made.hidden, device="cuda", dtype=torch.bfloat16)
@@ -172,13 +201,15 @@ def experts(
     return found
 
 
-def site(made: Experts, x: Tensor, plan: ChunkPlan, pointers: Tensor) -> Tensor:
+def site(made: Experts | BlockExperts, x: Tensor, plan: ChunkPlan, pointers: Tensor) -> Tensor:
     """Launch the routed experts of a chunk and their sum."""
     parts = routed_rows(x, plan.tokens, plan.weights, plan.starts, pointers, made.shape, LIMIT)
     return sum_parts(parts, plan.places, dtype=torch.bfloat16)
 
 
-def check(made: Experts, x: Tensor, picks: Tensor, weights: Tensor, found: Tensor) -> float:
+def check(
+    made: Experts | BlockExperts, x: Tensor, picks: Tensor, weights: Tensor, found: Tensor
+) -> float:
     """Return the largest relative difference of some tokens from the kernels for one token."""
     worst = 0.0
     for token in range(0, len(x), len(x) // 8):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import gemm_blocks
+from kernels import device, gemm_blocks
 from kernels.reference import gemm_blocks as reference
 from kernels.reference import gemv_blocks as single
 from tests.support.random_blocks import random_blocks
@@ -75,6 +75,17 @@ def test_the_reference_is_near_what_single_rows_give(name: str) -> None:
     tolerance = 2e-2 if reference.FORMS[name] == "D2S6" else 1e-6
     found = reference.gemm_blocks(x, weight, name)
     assert (found - wanted).norm() <= tolerance * wanted.norm()
+
+
+@pytest.mark.parametrize(
+    ("capability", "has"),
+    [((7, 5), False), ((8, 0), True), ((9, 0), True), ((10, 0), False), ((12, 1), True)],
+)
+def test_byte_products_are_asked_of_tensor_cores_that_have_them(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch, *, has: bool
+) -> None:
+    monkeypatch.setattr(device, "capability", lambda _: capability)
+    assert device.has_byte_products(torch.device("cuda")) is has
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -80,16 +80,18 @@ def begin_asm(plan: BulkPlan, copies: Sequence[tuple[int, int, str, int, int]]) 
     copies  barrier, offset in shared memory, operand with an address, bytes behind it, bytes
     """
     ptx = WarpPtx()
-    first = ptx.flag("eq.u32", "$1", 0)
+    first, skip = ptx.flag("eq.u32", "$1", 0), ptx.label()
+    ptx.text.append(f"@{ptx.flag('ne.u32', ptx.right('$1', 5), 0)} bra {skip};")
     for barrier in range(plan.n_barriers):
         at = plan.barriers + 8 * barrier
         ptx.text.append(f"@{first} mbarrier.init.shared.b64 [{ptx.base}+{at}], 1;")
     ptx.text.append(f"@{first} fence.mbarrier_init.release.cluster;")
     ptx.copy(_addressed(ptx, plan, copies), f"@{first}")
+    ptx.text.append(f"{skip}:")
     return ptx.done()
 
 
-def given_row_asm(plan: BulkPlan, barrier: int) -> str:
+def copy_row_asm(plan: BulkPlan, barrier: int) -> str:
     """Return PTX that asks for a q8_1 row: $2 its codes, $3 its sides."""
     ptx, n = WarpPtx(), plan.units * 16
     copies = [(barrier, plan.codes + v * plan.stride, "$2", v * n, n) for v in range(8)]
@@ -97,6 +99,12 @@ def given_row_asm(plan: BulkPlan, barrier: int) -> str:
     first = ptx.flag("eq.u32", "$1", 0)
     ptx.copy(_addressed(ptx, plan, copies), f"@{first}")
     return ptx.done(barrier=False)
+
+
+def end_asm(ptx: WarpPtx, n_warps: int) -> None:
+    """End the warps from a number on, that would but repeat the others; no barrier may follow."""
+    thread = ptx.do("mov.u32", "%tid.x")
+    ptx.text.append(f"@{ptx.flag('ge.u32', thread, 32 * n_warps)} exit;")
 
 
 def sum_asm(ptx: WarpPtx, plan: BulkPlan, at: str, offset: int, to: str) -> None:
@@ -128,12 +136,15 @@ def round_row_asm(plan: BulkPlan, n_warps: int, *, bf16: bool) -> str:
         loaded.append(words)
     code_at = ptx.at(warp, 16, ptx.at(q, 4, ptx.at(g, plan.stride, ptx.base)))
     side_at = ptx.at(warp, 32, ptx.at(ptx.right(lane, 3), 4, ptx.base))
-    for unit, (words, guard) in enumerate(zip(loaded, guards, strict=True)):
-        code, scale, sums = _rounded(ptx, _values(ptx, words, bf16=bf16))
-        ptx.store(code_at, plan.codes + unit * n_warps * 16, code, guard)
-        # The eight lanes of a group write the same.
-        ptx.store(side_at, plan.sides + unit * n_warps * 32, scale, guard)
-        ptx.store(side_at, plan.sides + unit * n_warps * 32 + 16, sums, guard)
+    for first in range(0, rounds, 8):
+        values = [_values(ptx, words, bf16=bf16) for words in loaded[first : first + 8]]
+        inverses = _inverses(ptx, plan, [warp, side_at], values, first, n_warps)
+        for unit, (v, inverse) in enumerate(zip(values, inverses, strict=True), first):
+            code, sums = _rounded(ptx, v, inverse)
+            offset = unit * n_warps
+            ptx.store(code_at, plan.codes + offset * 16, code, guards[unit])
+            # The eight lanes of a group write the same.
+            ptx.store(side_at, plan.sides + offset * 32 + 16, sums, guards[unit])
     return ptx.done()
 
 
@@ -143,17 +154,35 @@ def _values(ptx: WarpPtx, words: list[str], *, bf16: bool) -> list[str]:
     return [ptx.do("mov.b32", word, to=ptx.fresh("f")) for word in words]
 
 
-def _rounded(ptx: WarpPtx, v: list[str]) -> tuple[str, str, str]:
-    """A lane's four codes, and scale and two sums of the group of its eight lanes."""
-    most = [ptx.do("abs.f32", one) for one in v]
-    largest = ptx.do("max.f32", ptx.do("max.f32", *most[:2]), ptx.do("max.f32", *most[2:]))
-    for distance in (1, 2, 4):
-        largest = ptx.do("max.f32", largest, ptx.other(largest, distance))
-    tiny = ptx.flag("lt.f32", largest, "0f0D800000")  # below 2^-100, `reference.SMALLEST`
-    scale = ptx.do("div.rn.f32", ptx.do("selp.f32", "0f00000000", largest, tiny), "0f42FE0000")
-    safe = ptx.do("selp.f32", "0f3F800000", largest, tiny)
-    inverse = ptx.do("div.rn.f32", "0f42FE0000", safe)
+def _inverses(
+    ptx: WarpPtx, plan: BulkPlan, at: list[str], values: list[list[str]], first: int, n_warps: int
+) -> list[str]:
+    """Store the scales of up to eight units and return what their values are multiplied by.
+
+    Of the eight lanes of a group each divides for a unit of its own.
+    """
+    eighth, own = ptx.do("and.b32", "$1", 7), ""
+    for unit, v in enumerate(values):
+        most = [ptx.do("abs.f32", one) for one in v]
+        largest = ptx.do("max.f32", ptx.do("max.f32", *most[:2]), ptx.do("max.f32", *most[2:]))
+        for distance in (1, 2, 4):
+            largest = ptx.do("max.f32", largest, ptx.other(largest, distance))
+        here = ptx.flag("eq.u32", eighth, unit)
+        own = ptx.do("selp.f32", largest, own, here) if own else largest
+    tiny = ptx.flag("lt.f32", own, "0f0D800000")  # below 2^-100, `reference.SMALLEST`
+    scale = ptx.do("div.rn.f32", ptx.do("selp.f32", "0f00000000", own, tiny), "0f42FE0000")
+    inverse = ptx.do("div.rn.f32", "0f42FE0000", ptx.do("selp.f32", "0f3F800000", own, tiny))
     inverse = ptx.do("selp.f32", "0f00000000", inverse, tiny)
+    number = ptx.do("add.u32", ptx.at(eighth, n_warps, at[0]), first * n_warps)
+    inside = ptx.flag("lt.u32", number, plan.units)
+    offset = plan.sides + first * n_warps * 32
+    ptx.store(ptx.at(eighth, n_warps * 32, at[1]), offset, scale, f"@{inside}")
+    group = ptx.do("and.b32", "$1", 24)
+    return [ptx.from_lane(inverse, ptx.do("or.b32", group, u)) for u in range(len(values))]
+
+
+def _rounded(ptx: WarpPtx, v: list[str], inverse: str) -> tuple[str, str]:
+    """A lane's four codes, and the two sums of the group of its eight lanes."""
     scaled = [ptx.do("mul.rn.f32", one, inverse) for one in v]
     c = [ptx.do("cvt.rni.s32.f32", one, to=ptx.fresh("r")) for one in scaled]
     low, high = (ptx.do("prmt.b32", *c[i : i + 2], "0x0040") for i in (0, 2))
@@ -163,7 +192,27 @@ def _rounded(ptx: WarpPtx, v: list[str]) -> tuple[str, str, str]:
         total = ptx.do("add.s32", total, ptx.other(total, distance))
     other, upper = ptx.other(total, 4), ptx.flag("ne.u32", ptx.do("and.b32", "$1", 4), 0)
     first, second = (ptx.do("selp.b32", *pair, upper) for pair in ((other, total), (total, other)))
-    return code, scale, ptx.do("prmt.b32", first, second, "0x5410")
+    return code, ptx.do("prmt.b32", first, second, "0x5410")
+
+
+def load_row_asm(plan: BulkPlan, n_warps: int) -> str:
+    """Return PTX that loads a q8_1 row, $2 its codes and $3 its sides, past the bulk copies."""
+    ptx, n = WarpPtx(), 10 * plan.units  # of 16 bytes
+    rounds, moves = -(-n // (32 * n_warps)), []
+    for step in range(rounds):
+        vector = ptx.do("add.u32", "$1", 32 * n_warps * step)
+        guard = f"@{ptx.flag('lt.u32', vector, n)}" if step + 1 == rounds else ""
+        is_code = ptx.flag("lt.u32", vector, 8 * plan.units)
+        code, side = ptx.wide_at(vector, 16, "$2"), ptx.wide_at(vector, 16, "$3")
+        side = ptx.wide_at(-128 * plan.units, 1, side)
+        source, words = ptx.fresh("l"), [ptx.fresh("r") for _ in range(4)]
+        ptx.text.append(f"selp.b64 {source}, {code}, {side}, {is_code};")
+        ptx.text.append(f"{guard} ld.global.v4.b32 {{{', '.join(words)}}}, [{source}];")
+        row = ptx.do("min.u32", ptx.do("div.u32", vector, plan.units), 8)
+        at = ptx.at(row, plan.stride - 16 * plan.units, ptx.at(vector, 16, ptx.base))
+        moves.append(f"{guard} st.shared.v4.b32 [{at}+{plan.codes}], {{{', '.join(words)}}};")
+    ptx.text += moves
+    return ptx.done()
 
 
 def _addressed(

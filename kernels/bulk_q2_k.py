@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .bulk_plan import BulkPlan, begin_asm, sum_asm
+import torch
+
+from .bulk_plan import BulkPlan, begin_asm, end_asm, load_row_asm, round_row_asm, sum_asm
 from .warp_ptx import WarpPtx
 
 BLOCK_BYTES = 84
@@ -27,6 +29,7 @@ class GateUp:
     hidden: int
     tiles_a_warp: int = 2  # 2 share the spread codes; 1 wants twice the warps
     paced: bool = False  # the last two tiles are asked for when the first two are there
+    ahead: int = 0  # eighths of down's rows that the cache is asked for
 
     @property
     def n_warps(self) -> int:
@@ -45,13 +48,36 @@ class GateUp:
         copies = [(t, (2 * t + r) * n, f"${2 + r}", t * n, n) for t in tiles for r in (0, 1)]
         return begin_asm(self.plan, copies)
 
+    def token_row(self, dtype: torch.dtype) -> str:
+        """Return PTX that rounds the row at $2, or loads a rounded one, if of i32."""
+        if dtype == torch.int32:
+            return load_row_asm(self.plan, self.n_warps)
+        return round_row_asm(self.plan, self.n_warps, bf16=dtype == torch.bfloat16)
+
+    def ask_ahead(self, width: int) -> str:
+        """Return PTX that asks the cache for a part of down's rows: $2 their address, $3 part."""
+        ptx = WarpPtx()
+        n_bytes = self.hidden // 8 * self.ahead * (width // 256 * 110)
+        size = -(-n_bytes * ROWS // width // 16) * 16
+        number = ptx.fresh("r")
+        ptx.text.append(f"cvt.u32.u64 {number}, $3;")
+        start = ptx.do("mul.lo.u32", number, size)
+        rest = ptx.do("sub.s32", n_bytes, start)
+        most = ptx.do("min.s32", rest, size)
+        first = ptx.do("selp.b32", most, 0, ptx.flag("eq.u32", "$1", 0))
+        at = ptx.wide_at(start, 1, "$2")
+        guard = f"@{ptx.flag('gt.s32', first, 0)}"
+        ptx.text.append(f"{guard} cp.async.bulk.prefetch.L2.global [{at}], {most};")
+        return ptx.done(barrier=False)
+
     def products(self) -> str:
         """Return PTX that leaves sums of rows; operands as those of `begin`."""
         return _Products(self).text()
 
     def result(self) -> str:
-        """Return PTX that gives gate ($0) and up ($1) of row $2."""
+        """Return PTX that gives gate ($0) and up ($1) of row $2; the first warp goes on alone."""
         ptx = WarpPtx()
+        end_asm(ptx, 1)
         at = ptx.at(ptx.right("$2", 3), 64, ptx.at(ptx.do("and.b32", "$2", 7), 4, ptx.base))
         for r in (0, 1):
             sum_asm(ptx, self.plan, at, 32 * r, f"${r}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .bulk_plan import BulkPlan, begin_asm, sum_asm
+from .bulk_plan import BulkPlan, begin_asm, copy_row_asm, end_asm, load_row_asm, sum_asm
 from .warp_ptx import WarpPtx
 
 BLOCK_BYTES = 110
@@ -24,6 +24,7 @@ class Down:
     """How a program works on its rows."""
 
     width: int  # a multiple of 256
+    loads_row: bool = False  # the token's row comes past the copies of other programs' rows
 
     @property
     def blocks(self) -> int:
@@ -43,20 +44,26 @@ class Down:
     def plan(self) -> BulkPlan:
         """Where things lie: barriers for the rows and for the token's row."""
         parts = 4 if self.pairs else 2
-        return BulkPlan(self.blocks * BLOCK_BYTES, ROWS, self.width, parts, 2)
+        barriers = 1 if self.loads_row else 2
+        return BulkPlan(self.blocks * BLOCK_BYTES, ROWS, self.width, parts, barriers)
 
     def begin(self) -> str:
         """Return PTX that asks for the rows: $2 is the first one's address."""
         n = ROWS // 2 * self.plan.row_bytes
         return begin_asm(self.plan, [(0, half * n, "$2", half * n, n) for half in (0, 1)])
 
+    def token_row(self) -> str:
+        """Return PTX that brings the q8_1 row: $2 its codes, $3 its sides."""
+        return load_row_asm(self.plan, N_WARPS) if self.loads_row else copy_row_asm(self.plan, 1)
+
     def products(self) -> str:
         """Return PTX that leaves sums of rows."""
         return (_Pairs if self.pairs else _Halves)(self).text()
 
     def result(self) -> str:
-        """Return PTX that gives the sum $0 of row $1."""
+        """Return PTX that gives the sum $0 of row $1; a warp for 32 rows goes on."""
         ptx = WarpPtx()
+        end_asm(ptx, ROWS // 32)
         sum_asm(ptx, self.plan, ptx.at("$1", 4, ptx.base), 0, "$0")
         return "\n".join([ptx.declarations(), *ptx.text, "}"])
 
@@ -89,7 +96,7 @@ class _Products:
         self.sides = ptx.at(self.q, 4, ptx.base)
 
     def wait(self) -> None:
-        for barrier in (1, 0):
+        for barrier in reversed(range(self.plan.n_barriers)):
             at = self.plan.barriers + 8 * barrier
             self.ptx.wait(self.ptx.do("add.u32", self.ptx.base, at))
 
@@ -219,8 +226,7 @@ class _Halves(_Products):
         for odd in (0, 1):
             at = ptx.do("add.u32", row, odd * BLOCK_BYTES)
             shift = ptx.left(ptx.do("and.b32", at, 2), 3)
-            place = self.place(row, ptx.both(at, 0xFFFFFFFC), shift)
-            places.append(place)
+            places.append(self.place(row, ptx.both(at, 0xFFFFFFFC), shift))
         self.wait()
         totals = [ptx.do("mov.f32", "0f00000000") for _ in (0, 1)]
         skip = ptx.label()
@@ -250,8 +256,7 @@ class _Pairs(_Products):
             for which, shift in ((odd, 0), (ptx.do("xor.b32", odd, 1), 16)):
                 number_of = ptx.do("add.u32", ptx.at(part, 2, which), 8 * eight)
                 self._pair(row, number_of, shift, totals)
-        last = self._last(row, odd, part)
-        for i, (d, total) in enumerate(last):
+        for i, (d, total) in enumerate(self._last(row, odd, part)):
             totals[i] = self.add(totals[i], total, d)
         return self.end({2 * i: total for i, total in enumerate(totals)}, number, part)
 

@@ -19,7 +19,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from . import bulk_q2_k, bulk_q3_k
-from .bulk_plan import given_row_asm, round_row_asm
 from .bulk_q2_k import GateUp
 from .bulk_q3_k import Down
 from .early_launch import early
@@ -52,22 +51,24 @@ def _warps(ASM: gl.constexpr, thread, first, second):
 
 @gluon.jit
 def _bulk_gate_up_kernel(
-    pointers, weights, x, out_codes, out_sides, n_experts, limit,
+    pointers, weights, row, row_sides, out_codes, out_sides, n_experts, limit,
     ROW_BYTES: gl.constexpr, WIDTH_UNITS: gl.constexpr, SLICES: gl.constexpr, BEGIN: gl.constexpr,
-    ROW: gl.constexpr, PRODUCTS: gl.constexpr, RESULT: gl.constexpr, BF16: gl.constexpr,
-    WARPS: gl.constexpr, EARLY: gl.constexpr = False,
+    ROW: gl.constexpr, DOWN: gl.constexpr, PRODUCTS: gl.constexpr, RESULT: gl.constexpr,
+    BF16: gl.constexpr, WARPS: gl.constexpr, EARLY: gl.constexpr = False,
 ):  # fmt: skip
     join_previous(EARLY)
     expert, group = gl.program_id(1), gl.program_id(0)
     gate_at, up_at = gl.load(pointers + expert), gl.load(pointers + n_experts + expert)
-    if gate_at == 0:
+    if (gate_at == 0) | (up_at == 0):  # of both: so both loads are on their way
         return
     _reserve(SLICES, WARPS)
     line: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     thread = gl.arange(0, 32 * WARPS, layout=line)
     more = (group * 32).to(gl.int64) * ROW_BYTES
     _warps(BEGIN, thread, gate_at + more, up_at + more)
-    _warps(ROW, thread, x.to(gl.int64, bitcast=True), more)
+    _warps(ROW, thread, row.to(gl.int64, bitcast=True), row_sides.to(gl.int64, bitcast=True))
+    if DOWN != "":
+        _warps(DOWN, thread, gl.load(pointers + 2 * n_experts + expert), group.to(gl.int64))
     _warps(PRODUCTS, thread, gate_at + more, up_at + more)
     place = gl.arange(0, 32, layout=line)
     gate, up = gl.inline_asm_elementwise(
@@ -119,32 +120,38 @@ def launch_bulk(
         raise ValueError("routed_m1: x is not contiguous")
     if x.storage_offset() * x.element_size() % 16:
         x = x.clone()  # lanes load 16 bytes
-    constants = gate_up_constants(shape, bf16=bf16, bf16_row=x.dtype == torch.bfloat16)
+    gate_up, down = ways(shape)
+    constants = gate_up_constants(shape, gate_up, bf16=bf16, row=x.dtype)
     registers = 65536 // (2 * 32 * constants["WARPS"])  # two programs on a multiprocessor
     _bulk_gate_up_kernel[(shape.width // bulk_q2_k.ROWS, n_experts)](
-        pointers, weights, x, *scratch.activated_row, n_experts, limit,
+        pointers, weights, x, x, *scratch.activated_row, n_experts, limit,
         **constants, num_warps=constants["WARPS"], maxnreg=registers, **early(pointers.device),
     )  # fmt: skip
     codes, sides = scratch.activated_row
-    constants = down_constants(shape, bf16=bf16)
+    constants = down_constants(shape, down, bf16=bf16)
     _bulk_down_kernel[(shape.hidden // bulk_q3_k.ROWS, n_experts)](
         pointers, codes.view(torch.int32), sides, scratch.parts, n_experts, **constants,
         num_warps=constants["WARPS"], maxnreg=_DOWN_REGISTERS, **early(pointers.device),
     )  # fmt: skip
 
 
+def ways(shape: BlockShape) -> tuple[GateUp, Down]:
+    """Return how programs work on experts of a shape."""
+    return GateUp(shape.hidden), Down(shape.width)
+
+
 @lru_cache(maxsize=16)
 def gate_up_constants(
-    shape: BlockShape, *, bf16: bool, bf16_row: bool, how: GateUp | None = None
+    shape: BlockShape, how: GateUp, *, bf16: bool, row: torch.dtype
 ) -> dict[str, Any]:
     """Return what the kernel of gate and up is compiled for."""
-    how = how or GateUp(shape.hidden)
     return {
         "ROW_BYTES": how.plan.row_bytes,
         "WIDTH_UNITS": shape.width // 128,
         "SLICES": how.plan.slices,
         "BEGIN": how.begin(),
-        "ROW": round_row_asm(how.plan, how.n_warps, bf16=bf16_row),
+        "ROW": how.token_row(row),
+        "DOWN": how.ask_ahead(shape.width) if how.ahead else "",
         "PRODUCTS": how.products(),
         "RESULT": how.result(),
         "BF16": bf16,
@@ -153,9 +160,8 @@ def gate_up_constants(
 
 
 @lru_cache(maxsize=16)
-def down_constants(shape: BlockShape, *, bf16: bool) -> dict[str, Any]:
+def down_constants(shape: BlockShape, how: Down, *, bf16: bool) -> dict[str, Any]:
     """Return what the kernel of down is compiled for."""
-    how = Down(shape.width)
     return {
         "ROW_BYTES": how.plan.row_bytes,
         "UNITS": how.plan.units,
@@ -163,7 +169,7 @@ def down_constants(shape: BlockShape, *, bf16: bool) -> dict[str, Any]:
         "ROWS": bulk_q3_k.ROWS,
         "SLICES": how.plan.slices,
         "BEGIN": how.begin(),
-        "ROW": given_row_asm(how.plan, 1),
+        "ROW": how.token_row(),
         "PRODUCTS": how.products(),
         "RESULT": how.result(),
         "BF16": bf16,

@@ -94,6 +94,12 @@ class WarpPtx(PtxLines):
         self.text.append(f"shfl.sync.bfly.b32 {to}, {value}, {distance}, 31, -1;")
         return to
 
+    def from_lane(self, value: str, lane: str) -> str:
+        """What a lane has."""
+        to = self.fresh(value[0])
+        self.text.append(f"shfl.sync.idx.b32 {to}, {value}, {lane}, 31, -1;")
+        return to
+
     def quad_sum(self, value: str) -> str:
         """Sum over the four lanes of a row."""
         for distance in (1, 2):

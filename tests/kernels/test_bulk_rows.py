@@ -15,6 +15,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from kernels import routed_m1_bulk as bulk
 from kernels.bulk_q2_k import GateUp
+from kernels.bulk_q3_k import Down
 from kernels.formats import FORMATS
 from kernels.formats.k_expert import BlockShape
 from kernels.reference.q8_1_rows import dequantise, q8_1_rows
@@ -24,8 +25,8 @@ from tests.support.random_blocks import random_blocks
 
 LIMIT = 10.0
 TYPES = {
-    "codes": "*i32", "sides": "*i32", "out_codes": "*i8", "out_sides": "*i32", "pointers": "*i64",
-    "n_experts": "i32", "limit": "fp32",
+    "row": "*fp32", "codes": "*i32", "sides": "*i32", "out_codes": "*i8", "out_sides": "*i32",
+    "pointers": "*i64", "n_experts": "i32", "limit": "fp32",
 }  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def compiled(kernel: Any, x: Tensor | None = None, **constants: Any) -> str:
     """Return PTX for compute capability 9.0, pointers promised to be multiples of 16."""
     constants["EARLY"] = True
     names = kernel.arg_names
-    row = {"x": "*bf16"} if x is not None and x.dtype == torch.bfloat16 else {}
+    row = {"row": "*bf16"} if x is not None and x.dtype == torch.bfloat16 else {}
     types = TYPES | row
     signature = {n: "constexpr" if n in constants else types.get(n, "*fp32") for n in names}
     pointers = [i for i, n in enumerate(names) if signature[n].startswith("*")]
@@ -68,24 +69,26 @@ def matrix(machine: PtxMachine, name: str, n: int, k: int, seed: int) -> tuple[T
         (2048, torch.bfloat16, GateUp(2048, tiles_a_warp=1)),
         (1024, torch.bfloat16, GateUp(1024, tiles_a_warp=1, paced=True)),
         (1024, torch.float32, GateUp(1024, paced=True)),
+        (9216, torch.bfloat16, GateUp(9216)),
+        (2048, torch.int32, GateUp(2048, ahead=8)),
     ],
 )
-def test_gate_and_up_of_a_row_that_they_round(
-    hidden: int, row_type: torch.dtype, how: GateUp
-) -> None:
+def test_gate_and_up_of_a_row(hidden: int, row_type: torch.dtype, how: GateUp) -> None:
     machine, width = PtxMachine(), 32
     gate, gate_at = matrix(machine, "Q2_K", width, hidden, 3)
     up, up_at = matrix(machine, "Q2_K", width, hidden, 4)
-    table = np.array([[0, gate_at], [0, up_at], [0, 1]])  # the first expert is absent
-    x = torch.randn(1, hidden, generator=torch.Generator().manual_seed(1)).to(row_type)
+    table = np.array([[0, gate_at], [0, up_at], [0, up_at]])  # the first expert is absent
+    x = torch.randn(1, hidden, generator=torch.Generator().manual_seed(1))
+    x = x if row_type == torch.int32 else x.to(row_type)
     weights = torch.tensor([0.5, 0.7])
     constants = bulk.gate_up_constants(
-        BlockShape(hidden, 256, "Q2_K", "Q2_K", "Q3_K"), bf16=False,
-        bf16_row=row_type == torch.bfloat16, how=how,
+        BlockShape(hidden, 256, "Q2_K", "Q2_K", "Q3_K"), how, bf16=False, row=row_type,
     )  # fmt: skip
     constants = {**constants, "WIDTH_UNITS": 1}
-    row = x.view(torch.int16) if row_type == torch.bfloat16 else x
-    given = [table, weights.numpy(), row.numpy()]
+    row = [x.view(torch.int16) if row_type == torch.bfloat16 else x] * 2
+    if row_type == torch.int32:
+        row = list(q8_1_rows(x))
+    given = [table, weights.numpy(), *(part.numpy() for part in row)]
     parameters = [machine.place(part.tobytes()) for part in given]
     out = [machine.place(bytes([0x77] * n)) for n in (256, 64)]
     limit = int(np.float32(LIMIT).view(np.uint32))
@@ -107,8 +110,9 @@ def test_gate_and_up_of_a_row_that_they_round(
     assert sides[12] == int(sums[0]) & 0xFFFF | int(sums[1]) << 16
 
 
+@pytest.mark.parametrize("loads_row", [False, True])
 @pytest.mark.parametrize("width", [256, 512, 768, 2304, 4352])
-def test_down_of_any_number_of_blocks(width: int) -> None:
+def test_down_of_any_number_of_blocks(width: int, loads_row: bool) -> None:
     machine, hidden = PtxMachine(), 64
     down, at = matrix(machine, "Q3_K", hidden, width, 5)
     pointers = machine.place(np.array([[0, 0], [0, 0], [0, at]]).tobytes())
@@ -116,7 +120,8 @@ def test_down_of_any_number_of_blocks(width: int) -> None:
     codes, sides = q8_1_rows(activated)
     row = [machine.place(part.numpy().tobytes()) for part in (codes, sides)]
     out = machine.place(np.full(2 * hidden, np.nan, dtype=np.float32).tobytes())
-    constants = bulk.down_constants(BlockShape(hidden, width, "Q2_K", "Q2_K", "Q3_K"), bf16=False)
+    shape = BlockShape(hidden, width, "Q2_K", "Q2_K", "Q3_K")
+    constants = bulk.down_constants(shape, Down(width, loads_row), bf16=False)
     ptx = compiled(bulk._bulk_down_kernel, **constants)
     machine.run(ptx, [pointers, *row, out, 2], (1, 2), constants["WARPS"])
     found = torch.frombuffer(bytearray(machine.read(out, 8 * hidden)), dtype=torch.float32)
@@ -136,7 +141,8 @@ def test_the_largest_values_do_not_overflow() -> None:
     codes, sides = q8_1_rows(torch.full((1, width), 127.0))
     row = [machine.place(part.numpy().tobytes()) for part in (codes, sides)]
     out = machine.place(bytes(4 * hidden))
-    constants = bulk.down_constants(BlockShape(hidden, width, "Q2_K", "Q2_K", "Q3_K"), bf16=False)
+    shape = BlockShape(hidden, width, "Q2_K", "Q2_K", "Q3_K")
+    constants = bulk.down_constants(shape, Down(width), bf16=False)
     ptx = compiled(bulk._bulk_down_kernel, **constants)
     machine.run(ptx, [pointers, *row, out, 1], (1, 1), constants["WARPS"])
     found = torch.frombuffer(bytearray(machine.read(out, 4 * hidden)), dtype=torch.float32)

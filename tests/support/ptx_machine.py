@@ -73,14 +73,27 @@ def _parse(ptx: str) -> tuple[list[str], dict[str, int]]:
     text = re.sub(r"//[^\n]*|\.loc[^\n]*|\.section.*|\.reg [^;]*;", "", text)
     statements: list[str] = []
     labels: dict[str, int] = {}
+    scopes, n_scopes = [0], 0  # a label in braces is known there alone
+    branches: list[tuple[int, list[int]]] = []
     for part in text.split(";"):
         statement = part.strip()
         while found := re.match(r"([$\w]+):\s*|[{}]\s*", statement):
             if found[1]:
-                labels[found[1]] = len(statements)
+                labels[f"{found[1]} {scopes[-1]}"] = len(statements)
+            elif statement[0] == "{":
+                n_scopes += 1
+                scopes.append(n_scopes)
+            elif len(scopes) > 1:
+                scopes.pop()
             statement = statement[found.end() :]
+        if re.search(r"\bbra\b", statement):
+            branches.append((len(statements), [*scopes]))
         if statement:
             statements.append(" ".join(statement.split()))
+    for at, around in branches:
+        target = statements[at].rsplit(" ", 1)[1]
+        scope = next(s for s in reversed(around) if f"{target} {s}" in labels)
+        statements[at] += f" {scope}"
     return statements, labels
 
 
@@ -110,11 +123,11 @@ class _Warp:
             statement = self._guarded(statements[at])
             operation, _, rest = statement.partition(" ")
             at += 1
-            if operation in {"ret", "bra", "bra.uni"}:
+            if operation in {"ret", "exit", "bra", "bra.uni"}:
                 if not self._active.any():
                     continue
                 assert self._active.all(), f"lanes part at {statement}"
-                if operation == "ret":
+                if operation in {"ret", "exit"}:
                     return
                 at = labels[rest]
             elif operation == "bar.sync":
@@ -146,8 +159,7 @@ class _Warp:
             "mma": self._product,
             "cp": self._bulk_copy,
             "mbarrier": self._expect,
-            "fence": lambda *_: None,
-            "griddepcontrol": lambda *_: None,
+            **dict.fromkeys(("fence", "griddepcontrol"), lambda *_: None),
         }
         if head in special:
             special[head](operation, operands)
@@ -245,8 +257,10 @@ class _Warp:
             self._copies.expect(self._address(operands[1]), int(operands[2]))
 
     def _bulk_copy(self, operation: str, operands: list[str]) -> None:
-        assert operation.startswith("cp.async.bulk.shared"), operation
-        assert self._active.sum() <= 1, "several lanes ask for the same"
+        if operation == "cp.async.bulk.prefetch.L2.global":
+            self._places(".global", operands[0], 16)
+            return
+        assert ".shared" in operation and self._active.sum() <= 1, "several lanes ask for the same"
         n_bytes = int(operands[2])
         assert n_bytes % 16 == 0, "bulk copies are of 16 bytes and more"
         for lane in _LANE[self._active]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from .bulk_plan import BulkPlan, begin_asm, end_asm, load_row_asm, round_row_asm, sum_asm
-from .warp_ptx import WarpPtx
+from .warp_ptx import PREFETCH, WarpPtx
 
 BLOCK_BYTES = 84
 ROWS = 32  # of each matrix in a program: one group of activated values
@@ -30,6 +30,7 @@ class GateUp:
     tiles_a_warp: int = 2  # 2 share the spread codes; 1 wants twice the warps
     paced: bool = False  # the last two tiles are asked for when the first two are there
     ahead: int = 0  # eighths of down's rows that the cache is asked for
+    places: int = 0  # programs that run at once: the cache is asked for rows of those after them
 
     @property
     def n_warps(self) -> int:
@@ -67,7 +68,14 @@ class GateUp:
         first = ptx.do("selp.b32", most, 0, ptx.flag("eq.u32", "$1", 0))
         at = ptx.wide_at(start, 1, "$2")
         guard = f"@{ptx.flag('gt.s32', first, 0)}"
-        ptx.text.append(f"{guard} cp.async.bulk.prefetch.L2.global [{at}], {most};")
+        ptx.text.append(f"{guard} {PREFETCH} [{at}], {most};")
+        return ptx.done(barrier=False)
+
+    def ask_later(self) -> str:
+        """Return PTX that asks the cache for a later program's rows at $2 and $3."""
+        ptx, n = WarpPtx(), ROWS * self.plan.row_bytes
+        guard = f"@{ptx.flag('eq.u32', '$1', 0)}"
+        ptx.text += [f"{guard} {PREFETCH} [${2 + r}], {n};" for r in (0, 1)]
         return ptx.done(barrier=False)
 
     def products(self) -> str:

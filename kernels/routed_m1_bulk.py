@@ -53,8 +53,9 @@ def _warps(ASM: gl.constexpr, thread, first, second):
 def _bulk_gate_up_kernel(
     pointers, weights, row, row_sides, out_codes, out_sides, n_experts, limit,
     ROW_BYTES: gl.constexpr, WIDTH_UNITS: gl.constexpr, SLICES: gl.constexpr, BEGIN: gl.constexpr,
-    ROW: gl.constexpr, DOWN: gl.constexpr, PRODUCTS: gl.constexpr, RESULT: gl.constexpr,
-    BF16: gl.constexpr, WARPS: gl.constexpr, EARLY: gl.constexpr = False,
+    ROW: gl.constexpr, PLACES: gl.constexpr, LATER: gl.constexpr, DOWN: gl.constexpr,
+    PRODUCTS: gl.constexpr, RESULT: gl.constexpr, BF16: gl.constexpr, WARPS: gl.constexpr,
+    EARLY: gl.constexpr = False,
 ):  # fmt: skip
     join_previous(EARLY)
     expert, group = gl.program_id(1), gl.program_id(0)
@@ -67,6 +68,16 @@ def _bulk_gate_up_kernel(
     more = (group * 32).to(gl.int64) * ROW_BYTES
     _warps(BEGIN, thread, gate_at + more, up_at + more)
     _warps(ROW, thread, row.to(gl.int64, bitcast=True), row_sides.to(gl.int64, bitcast=True))
+    if PLACES > 0:
+        later = expert * gl.num_programs(0) + group + PLACES
+        other = later // gl.num_programs(0)
+        if other < n_experts:
+            first, second = gl.load(pointers + other), gl.load(pointers + n_experts + other)
+            start = (later % gl.num_programs(0) * 32).to(gl.int64) * ROW_BYTES
+            # Of an absent expert there is nothing to ask for: a row of one's own is here anyway.
+            first = gl.where(first == 0, gate_at + more, first + start)
+            second = gl.where(second == 0, up_at + more, second + start)
+            _warps(LATER, thread, first, second)
     if DOWN != "":
         _warps(DOWN, thread, gl.load(pointers + 2 * n_experts + expert), group.to(gl.int64))
     _warps(PRODUCTS, thread, gate_at + more, up_at + more)
@@ -151,6 +162,8 @@ def gate_up_constants(
         "SLICES": how.plan.slices,
         "BEGIN": how.begin(),
         "ROW": how.token_row(row),
+        "PLACES": how.places,
+        "LATER": how.ask_later(),
         "DOWN": how.ask_ahead(shape.width) if how.ahead else "",
         "PRODUCTS": how.products(),
         "RESULT": how.result(),

@@ -70,17 +70,17 @@ def matrix(machine: PtxMachine, name: str, n: int, k: int, seed: int) -> tuple[T
         (1024, torch.bfloat16, GateUp(1024, tiles_a_warp=1, paced=True)),
         (1024, torch.float32, GateUp(1024, paced=True)),
         (9216, torch.bfloat16, GateUp(9216)),
-        (2048, torch.int32, GateUp(2048, ahead=8)),
+        (2048, torch.int32, GateUp(2048, ahead=8, places=1)),
     ],
 )
 def test_gate_and_up_of_a_row(hidden: int, row_type: torch.dtype, how: GateUp) -> None:
     machine, width = PtxMachine(), 32
     gate, gate_at = matrix(machine, "Q2_K", width, hidden, 3)
     up, up_at = matrix(machine, "Q2_K", width, hidden, 4)
-    table = np.array([[0, gate_at], [0, up_at], [0, up_at]])  # the first expert is absent
+    table = np.array([[0, gate_at, 0], [0, up_at, 0], [0, up_at, 0]])  # two experts are absent
     x = torch.randn(1, hidden, generator=torch.Generator().manual_seed(1))
     x = x if row_type == torch.int32 else x.to(row_type)
-    weights = torch.tensor([0.5, 0.7])
+    weights = torch.tensor([0.5, 0.7, 0.9])
     constants = bulk.gate_up_constants(
         BlockShape(hidden, 256, "Q2_K", "Q2_K", "Q3_K"), how, bf16=False, row=row_type,
     )  # fmt: skip
@@ -90,18 +90,18 @@ def test_gate_and_up_of_a_row(hidden: int, row_type: torch.dtype, how: GateUp) -
         row = list(q8_1_rows(x))
     given = [table, weights.numpy(), *(part.numpy() for part in row)]
     parameters = [machine.place(part.tobytes()) for part in given]
-    out = [machine.place(bytes([0x77] * n)) for n in (256, 64)]
+    out = [machine.place(bytes([0x77] * n)) for n in (384, 96)]
     limit = int(np.float32(LIMIT).view(np.uint32))
     ptx = compiled(bulk._bulk_gate_up_kernel, x, **constants)
-    machine.run(ptx, [*parameters, *out, 2, limit], (1, 2), how.n_warps)
-    found = torch.frombuffer(bytearray(machine.read(out[0], 256)), dtype=torch.int8)
-    sides = torch.frombuffer(bytearray(machine.read(out[1], 64)), dtype=torch.int32)
-    assert found[:128].eq(0x77).all()
+    machine.run(ptx, [*parameters, *out, 3, limit], (1, 3), how.n_warps)
+    found = torch.frombuffer(bytearray(machine.read(out[0], 384)), dtype=torch.int8)
+    sides = torch.frombuffer(bytearray(machine.read(out[1], 96)), dtype=torch.int32)
+    assert found[:128].eq(0x77).all() and found[256:].eq(0x77).all()
     rounded = dequantise(*q8_1_rows(x), hidden)[0].double()
     g, u = (gate @ rounded).float().clamp(max=LIMIT), (up @ rounded).float().clamp(-LIMIT, LIMIT)
     codes, wanted = q8_1_rows((torch.nn.functional.silu(g) * u * 0.7)[None])
     assert g.norm() > 0
-    apart = found[128:].view(8, 1, 16)[:2].int() - codes[0, :2].int()
+    apart = found[128:256].view(8, 1, 16)[:2].int() - codes[0, :2].int()
     assert apart.abs().max() <= 1
     assert apart.count_nonzero() <= 1  # a tie may round the other way
     scale = sides[8:].view(torch.float32)[0]

@@ -140,10 +140,12 @@ def test_rows_copied_in_bulk_have_the_bits_of_a_row_wherever_it_lies(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("gate_up", [(2, False, 0), (1, False, 4), (1, True, 8), (2, True, 3)])
+@pytest.mark.parametrize(
+    "gate_up", [(2, False, 0, 0), (1, False, 4, 7), (1, True, 8, 0), (2, True, 3, 80)]
+)
 @pytest.mark.parametrize("loads_row", [False, True])
 def test_rows_copied_in_bulk_have_the_same_bits_in_every_way(
-    gate_up: tuple[int, bool, int], loads_row: bool, monkeypatch: pytest.MonkeyPatch
+    gate_up: tuple[int, bool, int, int], loads_row: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = BlockShape(5120, 2304, *MIXES["q2k-q3k"])
     _slots, pointers = experts_of(shape, 3, "cuda")

@@ -46,6 +46,7 @@ class PtxMachine:
             for x in range(grid[0]):
                 shared, copies = bytearray(SHARED_BYTES), BulkCopies()
                 special = {"%ctaid.x": x, "%ctaid.y": y, "%ctaid.z": 0, "global_smem": 0}
+                special |= {"%nctaid.x": grid[0], "%nctaid.y": grid[1]}
                 waiting = [
                     _Warp(self.memory, shared, copies, [*parameters, 0, 0], special, warp).run(
                         statements, labels
@@ -109,8 +110,7 @@ class _Warp:
         special: dict[str, int],
         warp: int,
     ) -> None:
-        self._copies = copies
-        self._spaces = {"global": (memory, GLOBAL), "shared": (shared, 0)}
+        self._copies, self._spaces = copies, {"global": (memory, GLOBAL), "shared": (shared, 0)}
         self._parameters = parameters
         self._registers = {name: _all(value) for name, value in special.items()}
         self._registers["%tid.x"] = (_LANE + LANES * warp).astype(np.uint64)

@@ -89,7 +89,7 @@ class GateUp:
         at = ptx.at(ptx.right("$2", 3), 64, ptx.at(ptx.do("and.b32", "$2", 7), 4, ptx.base))
         for r in (0, 1):
             sum_asm(ptx, self.plan, at, 32 * r, f"${r}")
-        return "\n".join([ptx.declarations(), *ptx.text, "}"])
+        return ptx.done(result=True)
 
 
 class _Products:

@@ -65,7 +65,7 @@ class Down:
         ptx = WarpPtx()
         end_asm(ptx, ROWS // 32)
         sum_asm(ptx, self.plan, ptx.at("$1", 4, ptx.base), 0, "$0")
-        return "\n".join([ptx.declarations(), *ptx.text, "}"])
+        return ptx.done(result=True)
 
 
 @dataclass(frozen=True, slots=True)

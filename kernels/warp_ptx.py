@@ -6,7 +6,9 @@ Operand $0 of each text is a word that nobody reads, $1 the thread's number. Sou
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 
 from .ptx_lines import PtxLines
 
@@ -14,6 +16,20 @@ BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 PREFETCH = "cp.async.bulk.prefetch.L2.global"
 MMA = "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32"
 Copy = tuple[str, str, str, int]  # barrier's and target's address, source, bytes
+
+
+class Ptx(str):
+    """A text whose repr is a digest: each launch makes a key of its constants' reprs."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return _digest(self)
+
+
+@lru_cache(maxsize=64)
+def _digest(text: str) -> str:
+    return f"ptx_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 class WarpPtx(PtxLines):
@@ -24,10 +40,11 @@ class WarpPtx(PtxLines):
         self._count |= {"l": 0, "p": 0, "L": 0}
         self.base = self.do("mov.u32", "global_smem")
 
-    def done(self, *, barrier: bool = True) -> str:
-        """Return the text, which may end with a barrier of the program."""
-        end = "bar.sync 0; mov.b32 $0, 0; }" if barrier else "mov.b32 $0, 0; }"
-        return "\n".join([self.declarations(), *self.text, end])
+    def done(self, *, barrier: bool = True, result: bool = False) -> str:
+        """Return the text, which may end with a barrier of the program, or leave a result in $0."""
+        end = "}" if result else "mov.b32 $0, 0; }"
+        ending = ["bar.sync 0;", end] if barrier and not result else [end]
+        return Ptx("\n".join([self.declarations(), *self.text, *ending]))
 
     def declarations(self) -> str:
         """Open the scope and declare what was used."""

@@ -160,6 +160,24 @@ def test_rows_copied_in_bulk_have_the_same_bits_in_every_way(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("gate_up", [(2, False, 0, 0), (1, False, 8, 2)])
+def test_rows_copied_in_bulk_come_from_page_locked_memory_too(
+    gate_up: tuple[int, bool, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = BlockShape(1024, 768, *MIXES["q2k-q3k"])
+    ways = (GateUp(1024, *gate_up), Down(768))
+    monkeypatch.setattr("kernels.routed_m1_bulk.ways", lambda _: ways)
+    slots, pointers = experts_of(shape, 3, "cpu")
+    starts, x, weights = pointers - slots.data_ptr(), torch.randn(1, 1024).cuda(), torch.rand(3)
+    found = []
+    for memory in (slots.cuda(), slots.pin_memory()):
+        at = (memory.data_ptr() + starts).cuda()
+        found.append(routed_m1.routed_m1(x, at, weights.cuda(), shape, LIMIT).clone())
+        torch.cuda.synchronize()
+    assert torch.equal(*found)
+
+
+@pytest.mark.gpu
 def test_rows_copied_in_bulk_round_the_row_as_it_is_rounded_elsewhere() -> None:
     shape = BlockShape(1024, 256, *MIXES["q2k-q3k"])
     for size in (1e-33, 1e-12, 1.0, 3e4):

@@ -51,12 +51,13 @@ class _Worker:
 
 
 class ReaderThreads:
-    """`n_threads` threads; each hands its own page-aligned bounce buffer to the work it runs."""
+    """`n_threads` threads; each hands a page-aligned bounce buffer to the work that it runs."""
 
     def __init__(self, n_threads: int, bounce_bytes: int) -> None:
         self._lanes: tuple[deque[Work], ...] = tuple(deque() for _ in Lane)
         self._tokens: SimpleQueue[bool] = SimpleQueue()
         self._bounce_bytes = bounce_bytes
+        self._bounces: list[Bytes] = []  # that no work has now
         self._wanted = n_threads
         self._n_begun = 0
         self._lock = threading.Lock()  # of the three below
@@ -135,12 +136,13 @@ class ReaderThreads:
         self._workers.append(_Worker(self._run, f"reader-{self._n_begun}"))
 
     def _run(self, worker: _Worker) -> None:
-        bounce = bounce_buffer(self._bounce_bytes)
         while self._tokens.get():
             while (found := self._next()) is not None:
                 lane, work = found
                 worker.since = time.monotonic_ns()
+                bounce = self._take_bounce()
                 work(bounce)
+                self._bounces.append(bounce)
                 worker.since = 0
                 if lane.is_urgent:
                     self._ended_urgent()
@@ -149,12 +151,20 @@ class ReaderThreads:
                     return
 
     def _prefetch(self, worker: _Worker) -> None:
-        bounce = bounce_buffer(self._bounce_bytes)
         while self._prefetch_tokens.get():
             while (work := self._next_idle(Lane.PREFETCH)) is not None:
                 worker.since = time.monotonic_ns()
+                bounce = self._take_bounce()
                 work(bounce)
+                self._bounces.append(bounce)
                 worker.since = 0
+
+    def _take_bounce(self) -> Bytes:
+        """The one that was used last, whichever thread did: the caches may still hold it."""
+        try:
+            return self._bounces.pop()
+        except IndexError:
+            return bounce_buffer(self._bounce_bytes)
 
     def _ended_urgent(self) -> None:
         with self._gate:

@@ -65,7 +65,9 @@ class Serving:
         """Count one use of each key."""
         residents = self._residents
         residents.use(keys, as_stream=as_stream)
-        self._book.note_scores(keys, residents.scores(keys), residents.last_uses(keys))
+        ready = self._book.ready_among(keys)
+        if len(ready):
+            self._book.note_scores(ready, residents.scores(ready), residents.last_uses(ready))
 
     def find(self, window: Window) -> None:
         """Sort a new window's keys into hits, reads to adopt and keys that need a slot."""

@@ -225,14 +225,13 @@ class SlotBook:
         """Whether the slot holds a key."""
         return self.state[slot] == READY
 
+    def ready_among(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of the keys that are READY."""
+        return keys[self.table.reshape(-1)[keys] >= 0]
+
     def note_scores(self, keys: NDArray[np.int64], scores: Any, last_uses: Any) -> None:
-        """Show the scores of those keys that are READY in their headers."""
+        """Show the scores of READY keys in their headers."""
         slots = self.table.reshape(-1)[keys]
-        ready = slots >= 0
-        if not ready.any():
-            return
-        if not ready.all():
-            slots, scores, last_uses = slots[ready], scores[ready], last_uses[ready]
         self._column["score"][slots] = scores
         self._column["last_use"][slots] = last_uses
 

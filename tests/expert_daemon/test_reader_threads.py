@@ -165,3 +165,24 @@ def test_a_flood_of_every_lane_is_worked_off():
         pool.submit(Lane(number % 4), partial(_note, done, number))
     wait_for(lambda: len(done) == 3000, 20)
     assert pool.close(5)
+
+
+def test_work_gets_the_buffer_that_was_used_last_and_never_one_in_use():
+    pool = ReaderThreads(3, 4096)
+    used, barrier = [], threading.Barrier(3)
+
+    def run(together, bounce):
+        if together:
+            barrier.wait(5)
+        used.append(bounce.ctypes.data)
+
+    for number in range(1, 6):
+        pool.submit(Lane.DEMAND, partial(run, False))
+        wait_for(lambda number=number: len(used) == number and pool._n_urgent == 0)
+    assert len(set(used)) == 1
+    for _ in range(3):
+        pool.submit(Lane.DEMAND, partial(run, True))
+    wait_for(lambda: len(used) == 8)
+    assert len(set(used[5:])) == 3
+    assert used[0] in used[5:]
+    assert pool.close(5)

@@ -86,6 +86,7 @@ def begin_asm(plan: BulkPlan, copies: Sequence[tuple[int, int, str, int, int]]) 
         at = plan.barriers + 8 * barrier
         ptx.text.append(f"@{first} mbarrier.init.shared.b64 [{ptx.base}+{at}], 1;")
     ptx.text.append(f"@{first} fence.mbarrier_init.release.cluster;")
+    ptx.text.append("bar.warp.sync -1;")  # what follows reads them, for racecheck by all lanes
     ptx.copy(_addressed(ptx, plan, copies), f"@{first}")
     ptx.text.append(f"{skip}:")
     return ptx.done()

@@ -128,9 +128,9 @@ def test_attention_and_its_choice_are_those_of_torch(precision: str, sizes: list
             assert float((apart(*rows) < 4 * near).float().mean()) > 0.97, (layer, kind)
         if layer in one.open_groups:
             n_open = one.position % config.ratio(layer)
-            assert torch.equal(
-                one.open_groups[layer].kv[:n_open], other.open_groups[layer].kv[:n_open]
-            )
+            left = [each.open_groups[layer].kv[:n_open] for each in both.sequences]
+            # A product's order of summation is torch's, and another for rows of another dtype.
+            assert bool((apart(*left) < 1e-4).all())
 
 
 @pytest.mark.parametrize("precision", ["highway", "wide"])

@@ -15,6 +15,7 @@ from protocol.files.engram_multipliers import engram_multipliers
 from protocol.files.model_config import ModelConfig
 
 DEAD = -1  # before the sequence: no compressed id
+_HALF = 1 << 63
 
 
 class EngramHash:
@@ -32,6 +33,8 @@ class EngramHash:
         self._primes = [np.array(primes, np.int64) for primes in engram_column_rows(config)]
         self._offsets = [np.concatenate([[0], np.cumsum(p)[:-1]]) for p in self._primes]
         self._n_heads = config.engram_n_heads
+        arrays = zip(self._multipliers, self._primes, self._offsets, strict=True)
+        self._plain = [tuple(array.tolist() for array in table) for table in arrays]
 
     def compress(self, token_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the compressed ids of token ids."""
@@ -45,6 +48,8 @@ class EngramHash:
         sees the pad id from there on. Column = (order - 2) * heads + head.
         """
         n_tokens = len(ids) - self.history
+        if n_tokens == 1:
+            return self._rows_of_one(table, ids.tolist())
         multiplier, primes = self._multipliers[table], self._primes[table]
         rows = np.empty((n_tokens, len(primes)), np.int64)
         blocked = np.zeros(n_tokens, np.bool_)
@@ -58,3 +63,18 @@ class EngramHash:
                 rows[:, columns] = mixed[:, None] % primes[columns]
         rows += self._offsets[table]
         return rows
+
+    def _rows_of_one(self, table: int, ids: list[int]) -> NDArray[np.int64]:
+        """`rows` of one token: plain numbers, since the device may be waiting."""
+        multiplier, primes, offsets = self._plain[table]
+        rows: list[int] = []
+        is_blocked, mixed = False, 0
+        for back in range(self.history + 1):
+            token = ids[self.history - back]
+            is_blocked = is_blocked or token == DEAD
+            product = (self._pad if is_blocked else token) * multiplier[back]
+            mixed ^= (product + _HALF) % (2 * _HALF) - _HALF  # as 64 bits hold it
+            if back:
+                columns = range((back - 1) * self._n_heads, back * self._n_heads)
+                rows += [mixed % primes[column] + offsets[column] for column in columns]
+        return np.array([rows], np.int64)

@@ -66,6 +66,17 @@ def test_a_dead_position_blocks_everything_behind_it(tiny):
     assert behind.tolist() == hashes.rows(0, np.array([pad, pad, 9, 4])).tolist()
 
 
+def test_a_token_alone_has_the_rows_that_it_has_among_others():
+    config = parse_model_config(released_config(), "released")
+    hashes = EngramHash(config, np.zeros(config.vocab_size, np.int64))
+    ids = np.random.default_rng(0).integers(DEAD, config.engram_compressed_vocab, 60)
+    ids[[7, 20, 21]] = DEAD
+    for table in range(2):
+        many = hashes.rows(table, ids)
+        alone = [hashes.rows(table, ids[at : at + hashes.history + 1]) for at in range(len(many))]
+        assert np.array_equal(np.concatenate(alone), many)
+
+
 def test_a_map_of_another_length_is_refused(tiny):
     with pytest.raises(ConfigError, match="has 5 ids, vocab_size is 512"):
         EngramHash(tiny.config, np.arange(5))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .warp_ptx import Copy, WarpPtx
+from .warp_ptx import WarpPtx
 
 SHARED_BYTES = 227 << 10  # a program's most on GPUs with bulk copies that we know
 _SLICE = 256  # the compiler's allocation is made of such
@@ -87,19 +87,14 @@ def begin_asm(plan: BulkPlan, copies: Sequence[tuple[int, int, str, int, int]]) 
         ptx.text.append(f"@{first} mbarrier.init.shared.b64 [{ptx.base}+{at}], 1;")
     ptx.text.append(f"@{first} fence.mbarrier_init.release.cluster;")
     ptx.text.append("bar.warp.sync -1;")  # what follows reads them, for racecheck by all lanes
-    ptx.copy(_addressed(ptx, plan, copies), f"@{first}")
+    barriers = [ptx.do("add.u32", ptx.base, plan.barriers + 8 * n) for n in range(plan.n_barriers)]
+    addressed = [
+        (barriers[n], ptx.do("add.u32", ptx.base, target), ptx.wide_at(more, 1, source), n_bytes)
+        for n, target, source, more, n_bytes in copies
+    ]
+    ptx.copy(addressed, f"@{first}")
     ptx.text.append(f"{skip}:")
     return ptx.done()
-
-
-def copy_row_asm(plan: BulkPlan, barrier: int) -> str:
-    """Return PTX that asks for a q8_1 row: $2 its codes, $3 its sides."""
-    ptx, n = WarpPtx(), plan.units * 16
-    copies = [(barrier, plan.codes + v * plan.stride, "$2", v * n, n) for v in range(8)]
-    copies.append((barrier, plan.sides, "$3", 0, plan.units * 32))
-    first = ptx.flag("eq.u32", "$1", 0)
-    ptx.copy(_addressed(ptx, plan, copies), f"@{first}")
-    return ptx.done(barrier=False)
 
 
 def end_asm(ptx: WarpPtx, n_warps: int) -> None:
@@ -197,7 +192,10 @@ def _rounded(ptx: WarpPtx, v: list[str], inverse: str) -> tuple[str, str]:
 
 
 def load_row_asm(plan: BulkPlan, n_warps: int) -> str:
-    """Return PTX that loads a q8_1 row, $2 its codes and $3 its sides, past the bulk copies."""
+    """Return PTX that loads a q8_1 row, $2 its codes and $3 its sides.
+
+    A bulk copy of it would stand in one queue behind those of other programs' rows.
+    """
     ptx, n = WarpPtx(), 10 * plan.units  # of 16 bytes
     rounds, moves = -(-n // (32 * n_warps)), []
     for step in range(rounds):
@@ -214,14 +212,3 @@ def load_row_asm(plan: BulkPlan, n_warps: int) -> str:
         moves.append(f"{guard} st.shared.v4.b32 [{at}+{plan.codes}], {{{', '.join(words)}}};")
     ptx.text += moves
     return ptx.done()
-
-
-def _addressed(
-    ptx: WarpPtx, plan: BulkPlan, copies: Sequence[tuple[int, int, str, int, int]]
-) -> list[Copy]:
-    numbers = sorted({barrier for barrier, *_ in copies})
-    barriers = {n: ptx.do("add.u32", ptx.base, plan.barriers + 8 * n) for n in numbers}
-    return [
-        (barriers[barrier], ptx.do("add.u32", ptx.base, target), ptx.wide_at(more, 1, source), size)
-        for barrier, target, source, more, size in copies
-    ]

@@ -11,31 +11,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from .bulk_plan import BulkPlan, begin_asm, end_asm, load_row_asm, round_row_asm, sum_asm
-from .warp_ptx import PREFETCH, WarpPtx
+from .bulk_plan import BulkPlan, begin_asm, end_asm, round_row_asm, sum_asm
+from .warp_ptx import WarpPtx
 
 BLOCK_BYTES = 84
 ROWS = 32  # of each matrix in a program: one group of activated values
 TILES, PARTS = 4, 4
+TILES_A_WARP = 2  # that share the token's codes, spread once
+N_WARPS = PARTS * TILES // TILES_A_WARP
 Row = tuple[list[list[tuple[str, str]]], list[str], list[str], tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class GateUp:
-    """How a program works on its rows; `hidden` is a multiple of 1024, for a block a part."""
+    """How a program works on its rows."""
 
-    hidden: int
-    tiles_a_warp: int = 2  # 2 share the spread codes; 1 wants twice the warps
-    paced: bool = False  # the last two tiles are asked for when the first two are there
-    ahead: int = 0  # eighths of down's rows that the cache is asked for
-    places: int = 0  # programs that run at once: the cache is asked for rows of those after them
-
-    @property
-    def n_warps(self) -> int:
-        """Warps of a program."""
-        return PARTS * TILES // self.tiles_a_warp
+    hidden: int  # a multiple of 1024, for a block a part
 
     @property
     def plan(self) -> BulkPlan:
@@ -45,41 +36,15 @@ class GateUp:
     def begin(self) -> str:
         """Return PTX that asks for tiles: $2 and $3 are the first rows of gate and up."""
         n = 8 * self.plan.row_bytes
-        tiles = range(2 if self.paced else TILES)
-        copies = [(t, (2 * t + r) * n, f"${2 + r}", t * n, n) for t in tiles for r in (0, 1)]
+        copies = [(t, (2 * t + r) * n, f"${2 + r}", t * n, n) for t in range(TILES) for r in (0, 1)]
         return begin_asm(self.plan, copies)
 
-    def token_row(self, dtype: torch.dtype) -> str:
-        """Return PTX that rounds the row at $2, or loads a rounded one, if of i32."""
-        if dtype == torch.int32:
-            return load_row_asm(self.plan, self.n_warps)
-        return round_row_asm(self.plan, self.n_warps, bf16=dtype == torch.bfloat16)
-
-    def ask_ahead(self, width: int) -> str:
-        """Return PTX that asks the cache for a part of down's rows: $2 their address, $3 part."""
-        ptx = WarpPtx()
-        n_bytes = self.hidden // 8 * self.ahead * (width // 256 * 110)
-        size = -(-n_bytes * ROWS // width // 16) * 16
-        number = ptx.fresh("r")
-        ptx.text.append(f"cvt.u32.u64 {number}, $3;")
-        start = ptx.do("mul.lo.u32", number, size)
-        rest = ptx.do("sub.s32", n_bytes, start)
-        most = ptx.do("min.s32", rest, size)
-        first = ptx.do("selp.b32", most, 0, ptx.flag("eq.u32", "$1", 0))
-        at = ptx.wide_at(start, 1, "$2")
-        guard = f"@{ptx.flag('gt.s32', first, 0)}"
-        ptx.text.append(f"{guard} {PREFETCH} [{at}], {most};")
-        return ptx.done(barrier=False)
-
-    def ask_later(self) -> str:
-        """Return PTX that asks the cache for a later program's rows at $2 and $3."""
-        ptx, n = WarpPtx(), ROWS * self.plan.row_bytes
-        guard = f"@{ptx.flag('eq.u32', '$1', 0)}"
-        ptx.text += [f"{guard} {PREFETCH} [${2 + r}], {n};" for r in (0, 1)]
-        return ptx.done(barrier=False)
+    def token_row(self, *, bf16: bool) -> str:
+        """Return PTX that rounds the token's row at $2, of bf16 or f32."""
+        return round_row_asm(self.plan, N_WARPS, bf16=bf16)
 
     def products(self) -> str:
-        """Return PTX that leaves sums of rows; operands as those of `begin`."""
+        """Return PTX that leaves sums of rows."""
         return _Products(self).text()
 
     def result(self) -> str:
@@ -96,11 +61,11 @@ class _Products:
     """The registers that all blocks use."""
 
     def __init__(self, how: GateUp) -> None:
-        self.how, self.plan = how, how.plan
+        self.plan = how.plan
         self.ptx = ptx = WarpPtx()
         _, warp, self.g, self.q = ptx.lanes()
         self.part = ptx.do("and.b32", warp, PARTS - 1)
-        self.tile = ptx.do("mul.lo.u32", ptx.right(warp, 2), how.tiles_a_warp)  # the first one
+        self.tile = ptx.do("mul.lo.u32", ptx.right(warp, 2), TILES_A_WARP)  # the first one
         self.blocks = how.hidden // 256 // PARTS  # of a part
         row, base, q = self.plan.row_bytes, ptx.base, self.q
         first = ptx.at(self.tile, 16 * row, ptx.at(self.g, row, base))
@@ -122,15 +87,13 @@ class _Products:
         self.totals: dict[tuple[int, int], str] = {}
 
     def text(self) -> str:
-        ptx, how = self.ptx, self.how
+        ptx = self.ptx
         barriers = ptx.at(self.tile, 8, ptx.base)
-        for t in range(how.tiles_a_warp):
+        for t in range(TILES_A_WARP):
             ptx.wait(ptx.do("add.u32", barriers, self.plan.barriers + 8 * t))
-            if how.paced:
-                self._ask(t)
         for block in range(self.blocks):
             row = self._row(block)
-            for t in range(how.tiles_a_warp):
+            for t in range(TILES_A_WARP):
                 self._block(block, t, row)
         at = ptx.at(self.tile, 64, ptx.at(self.g, 4, ptx.base))
         at = ptx.at(self.part, 4 * self.plan.n_rows, at)
@@ -139,20 +102,6 @@ class _Products:
         for (t, r), total in sums.items():
             ptx.store(at, self.plan.sums + 64 * t + 32 * r, total, f"@{first}")
         return ptx.done()
-
-    def _ask(self, t: int) -> None:
-        """One thread asks for the tile two behind a warp's tile t, where that is one."""
-        ptx, n = self.ptx, 8 * self.plan.row_bytes
-        tile = ptx.do("add.u32", self.tile, t + 2)
-        apart = ptx.do("or.b32", self.part, ptx.do("and.b32", "$1", 31))
-        apart = ptx.do("selp.b32", apart, 1, ptx.flag("lt.u32", tile, TILES))
-        barrier = ptx.do("add.u32", ptx.at(tile, 8, ptx.base), self.plan.barriers)
-        copies = [
-            (barrier, ptx.do("add.u32", ptx.at(tile, 2 * n, ptx.base), r * n),
-             ptx.wide_at(tile, n, f"${2 + r}"), n)
-            for r in (0, 1)
-        ]  # fmt: skip
-        ptx.copy(copies, f"@{ptx.flag('eq.u32', apart, 0)}")
 
     def _row(self, block: int) -> Row:
         """What the token's row gives to one block: codes, scales, and sums for the minima."""

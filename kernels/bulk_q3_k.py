@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .bulk_plan import BulkPlan, begin_asm, copy_row_asm, end_asm, load_row_asm, sum_asm
+from .bulk_plan import BulkPlan, begin_asm, end_asm, load_row_asm, sum_asm
 from .warp_ptx import WarpPtx
 
 BLOCK_BYTES = 110
@@ -24,7 +24,6 @@ class Down:
     """How a program works on its rows."""
 
     width: int  # a multiple of 256
-    loads_row: bool = False  # the token's row comes past the copies of other programs' rows
 
     @property
     def blocks(self) -> int:
@@ -42,10 +41,9 @@ class Down:
 
     @property
     def plan(self) -> BulkPlan:
-        """Where things lie: barriers for the rows and for the token's row."""
+        """Where things lie: one barrier for all rows."""
         parts = 4 if self.pairs else 2
-        barriers = 1 if self.loads_row else 2
-        return BulkPlan(self.blocks * BLOCK_BYTES, ROWS, self.width, parts, barriers)
+        return BulkPlan(self.blocks * BLOCK_BYTES, ROWS, self.width, parts, 1)
 
     def begin(self) -> str:
         """Return PTX that asks for the rows: $2 is the first one's address."""
@@ -53,8 +51,8 @@ class Down:
         return begin_asm(self.plan, [(0, half * n, "$2", half * n, n) for half in (0, 1)])
 
     def token_row(self) -> str:
-        """Return PTX that brings the q8_1 row: $2 its codes, $3 its sides."""
-        return load_row_asm(self.plan, N_WARPS) if self.loads_row else copy_row_asm(self.plan, 1)
+        """Return PTX that loads the q8_1 row: $2 its codes, $3 its sides."""
+        return load_row_asm(self.plan, N_WARPS)
 
     def products(self) -> str:
         """Return PTX that leaves sums of rows."""
@@ -96,9 +94,7 @@ class _Products:
         self.sides = ptx.at(self.q, 4, ptx.base)
 
     def wait(self) -> None:
-        for barrier in reversed(range(self.plan.n_barriers)):
-            at = self.plan.barriers + 8 * barrier
-            self.ptx.wait(self.ptx.do("add.u32", self.ptx.base, at))
+        self.ptx.wait(self.ptx.do("add.u32", self.ptx.base, self.plan.barriers))
 
     def place(self, row: str, words: str, shift: str | int) -> _Place:
         ptx, odd = self.ptx, self.ptx.do("and.b32", self.q, 1)

@@ -27,7 +27,8 @@ from .formats.k_expert import BlockShape
 from .gated_groups import bf16_bits, gated_sums, store_group
 from .routed_m1_buffers import RoutedBuffers
 
-_DOWN_REGISTERS = 80  # a thread, for three programs on a multiprocessor
+# A thread's, for two programs and for three on a multiprocessor.
+_GATE_UP_REGISTERS, _DOWN_REGISTERS = 128, 80
 
 
 @gluon.jit
@@ -51,11 +52,10 @@ def _warps(ASM: gl.constexpr, thread, first, second):
 
 @gluon.jit
 def _bulk_gate_up_kernel(
-    pointers, weights, row, row_sides, out_codes, out_sides, n_experts, limit,
+    pointers, weights, row, out_codes, out_sides, n_experts, limit,
     ROW_BYTES: gl.constexpr, WIDTH_UNITS: gl.constexpr, SLICES: gl.constexpr, BEGIN: gl.constexpr,
-    ROW: gl.constexpr, PLACES: gl.constexpr, LATER: gl.constexpr, DOWN: gl.constexpr,
-    PRODUCTS: gl.constexpr, RESULT: gl.constexpr, BF16: gl.constexpr, WARPS: gl.constexpr,
-    EARLY: gl.constexpr = False,
+    ROW: gl.constexpr, PRODUCTS: gl.constexpr, RESULT: gl.constexpr, BF16: gl.constexpr,
+    WARPS: gl.constexpr, EARLY: gl.constexpr = False,
 ):  # fmt: skip
     join_previous(EARLY)
     expert, group = gl.program_id(1), gl.program_id(0)
@@ -67,19 +67,8 @@ def _bulk_gate_up_kernel(
     thread = gl.arange(0, 32 * WARPS, layout=line)
     more = (group * 32).to(gl.int64) * ROW_BYTES
     _warps(BEGIN, thread, gate_at + more, up_at + more)
-    _warps(ROW, thread, row.to(gl.int64, bitcast=True), row_sides.to(gl.int64, bitcast=True))
-    if PLACES > 0:
-        later = expert * gl.num_programs(0) + group + PLACES
-        other = later // gl.num_programs(0)
-        if other < n_experts:
-            first, second = gl.load(pointers + other), gl.load(pointers + n_experts + other)
-            start = (later % gl.num_programs(0) * 32).to(gl.int64) * ROW_BYTES
-            # Of an absent expert there is nothing to ask for: a row of one's own is here anyway.
-            first = gl.where(first == 0, gate_at + more, first + start)
-            second = gl.where(second == 0, up_at + more, second + start)
-            _warps(LATER, thread, first, second)
-    if DOWN != "":
-        _warps(DOWN, thread, gl.load(pointers + 2 * n_experts + expert), group.to(gl.int64))
+    row_at = row.to(gl.int64, bitcast=True)
+    _warps(ROW, thread, row_at, row_at)
     _warps(PRODUCTS, thread, gate_at + more, up_at + more)
     place = gl.arange(0, 32, layout=line)
     gate, up = gl.inline_asm_elementwise(
@@ -131,50 +120,44 @@ def launch_bulk(
         raise ValueError("routed_m1: x is not contiguous")
     if x.storage_offset() * x.element_size() % 16:
         x = x.clone()  # lanes load 16 bytes
-    gate_up, down = ways(shape)
-    constants = gate_up_constants(shape, gate_up, bf16=bf16, row=x.dtype)
-    registers = 65536 // (2 * 32 * constants["WARPS"])  # two programs on a multiprocessor
+    constants = gate_up_constants(shape, bf16=bf16, bf16_row=x.dtype == torch.bfloat16)
     _bulk_gate_up_kernel[(shape.width // bulk_q2_k.ROWS, n_experts)](
-        pointers, weights, x, x, *scratch.activated_row, n_experts, limit,
-        **constants, num_warps=constants["WARPS"], maxnreg=registers, **early(pointers.device),
+        pointers, weights, x, *scratch.activated_row, n_experts, limit,
+        **constants, num_warps=constants["WARPS"], maxnreg=_GATE_UP_REGISTERS,
+        **early(pointers.device),
     )  # fmt: skip
     codes, sides = scratch.activated_row
-    constants = down_constants(shape, down, bf16=bf16)
+    constants = down_constants(shape, bf16=bf16)
     _bulk_down_kernel[(shape.hidden // bulk_q3_k.ROWS, n_experts)](
         pointers, codes.view(torch.int32), sides, scratch.parts, n_experts, **constants,
         num_warps=constants["WARPS"], maxnreg=_DOWN_REGISTERS, **early(pointers.device),
     )  # fmt: skip
 
 
-def ways(shape: BlockShape) -> tuple[GateUp, Down]:
-    """Return how programs work on experts of a shape."""
-    return GateUp(shape.hidden), Down(shape.width)
-
-
 @lru_cache(maxsize=16)
-def gate_up_constants(
-    shape: BlockShape, how: GateUp, *, bf16: bool, row: torch.dtype
-) -> dict[str, Any]:
-    """Return what the kernel of gate and up is compiled for."""
+def gate_up_constants(shape: BlockShape, *, bf16: bool, bf16_row: bool) -> dict[str, Any]:
+    """Return what the kernel of gate and up is compiled for.
+
+    bf16, bf16_row  whether results are rounded to bf16, whether the token's row comes in it
+    """
+    how = GateUp(shape.hidden)
     return {
         "ROW_BYTES": how.plan.row_bytes,
         "WIDTH_UNITS": shape.width // 128,
         "SLICES": how.plan.slices,
         "BEGIN": how.begin(),
-        "ROW": how.token_row(row),
-        "PLACES": how.places,
-        "LATER": how.ask_later(),
-        "DOWN": how.ask_ahead(shape.width) if how.ahead else "",
+        "ROW": how.token_row(bf16=bf16_row),
         "PRODUCTS": how.products(),
         "RESULT": how.result(),
         "BF16": bf16,
-        "WARPS": how.n_warps,
+        "WARPS": bulk_q2_k.N_WARPS,
     }
 
 
 @lru_cache(maxsize=16)
-def down_constants(shape: BlockShape, how: Down, *, bf16: bool) -> dict[str, Any]:
-    """Return what the kernel of down is compiled for."""
+def down_constants(shape: BlockShape, *, bf16: bool) -> dict[str, Any]:
+    """Return what the kernel of down is compiled for, and whether it rounds results to bf16."""
+    how = Down(shape.width)
     return {
         "ROW_BYTES": how.plan.row_bytes,
         "UNITS": how.plan.units,

@@ -13,7 +13,6 @@ from functools import lru_cache
 from .ptx_lines import PtxLines
 
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-PREFETCH = "cp.async.bulk.prefetch.L2.global"
 MMA = "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32"
 Copy = tuple[str, str, str, int]  # barrier's and target's address, source, bytes
 

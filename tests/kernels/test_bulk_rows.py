@@ -14,8 +14,6 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from kernels import routed_m1_bulk as bulk
-from kernels.bulk_q2_k import GateUp
-from kernels.bulk_q3_k import Down
 from kernels.formats import FORMATS
 from kernels.formats.k_expert import BlockShape
 from kernels.reference.q8_1_rows import dequantise, q8_1_rows
@@ -63,37 +61,28 @@ def matrix(machine: PtxMachine, name: str, n: int, k: int, seed: int) -> tuple[T
 
 
 @pytest.mark.parametrize(
-    ("hidden", "row_type", "how"),
-    [
-        (1024, torch.float32, GateUp(1024)),
-        (2048, torch.bfloat16, GateUp(2048, tiles_a_warp=1)),
-        (1024, torch.bfloat16, GateUp(1024, tiles_a_warp=1, paced=True)),
-        (1024, torch.float32, GateUp(1024, paced=True)),
-        (9216, torch.bfloat16, GateUp(9216)),
-        (2048, torch.int32, GateUp(2048, ahead=8, places=1)),
-    ],
+    ("hidden", "row_type"),
+    [(1024, torch.float32), (2048, torch.bfloat16), (9216, torch.bfloat16)],
 )
-def test_gate_and_up_of_a_row(hidden: int, row_type: torch.dtype, how: GateUp) -> None:
+def test_gate_and_up_of_a_row(hidden: int, row_type: torch.dtype) -> None:
     machine, width = PtxMachine(), 32
     gate, gate_at = matrix(machine, "Q2_K", width, hidden, 3)
     up, up_at = matrix(machine, "Q2_K", width, hidden, 4)
     table = np.array([[0, gate_at, 0], [0, up_at, 0], [0, up_at, 0]])  # two experts are absent
     x = torch.randn(1, hidden, generator=torch.Generator().manual_seed(1))
-    x = x if row_type == torch.int32 else x.to(row_type)
+    x = x.to(row_type)
     weights = torch.tensor([0.5, 0.7, 0.9])
-    constants = bulk.gate_up_constants(
-        BlockShape(hidden, 256, "Q2_K", "Q2_K", "Q3_K"), how, bf16=False, row=row_type,
-    )  # fmt: skip
+    bf16_row = row_type == torch.bfloat16
+    shape = BlockShape(hidden, 256, "Q2_K", "Q2_K", "Q3_K")
+    constants = bulk.gate_up_constants(shape, bf16=False, bf16_row=bf16_row)
     constants = {**constants, "WIDTH_UNITS": 1}
-    row = [x.view(torch.int16) if row_type == torch.bfloat16 else x] * 2
-    if row_type == torch.int32:
-        row = list(q8_1_rows(x))
-    given = [table, weights.numpy(), *(part.numpy() for part in row)]
+    row = x.view(torch.int16) if bf16_row else x
+    given = [table, weights.numpy(), row.numpy()]
     parameters = [machine.place(part.tobytes()) for part in given]
     out = [machine.place(bytes([0x77] * n)) for n in (384, 96)]
     limit = int(np.float32(LIMIT).view(np.uint32))
     ptx = compiled(bulk._bulk_gate_up_kernel, x, **constants)
-    machine.run(ptx, [*parameters, *out, 3, limit], (1, 3), how.n_warps)
+    machine.run(ptx, [*parameters, *out, 3, limit], (1, 3), constants["WARPS"])
     found = torch.frombuffer(bytearray(machine.read(out[0], 384)), dtype=torch.int8)
     sides = torch.frombuffer(bytearray(machine.read(out[1], 96)), dtype=torch.int32)
     assert found[:128].eq(0x77).all() and found[256:].eq(0x77).all()
@@ -110,9 +99,8 @@ def test_gate_and_up_of_a_row(hidden: int, row_type: torch.dtype, how: GateUp) -
     assert sides[12] == int(sums[0]) & 0xFFFF | int(sums[1]) << 16
 
 
-@pytest.mark.parametrize("loads_row", [False, True])
 @pytest.mark.parametrize("width", [256, 512, 768, 2304, 4352])
-def test_down_of_any_number_of_blocks(width: int, loads_row: bool) -> None:
+def test_down_of_any_number_of_blocks(width: int) -> None:
     machine, hidden = PtxMachine(), 64
     down, at = matrix(machine, "Q3_K", hidden, width, 5)
     pointers = machine.place(np.array([[0, 0], [0, 0], [0, at]]).tobytes())
@@ -121,7 +109,7 @@ def test_down_of_any_number_of_blocks(width: int, loads_row: bool) -> None:
     row = [machine.place(part.numpy().tobytes()) for part in (codes, sides)]
     out = machine.place(np.full(2 * hidden, np.nan, dtype=np.float32).tobytes())
     shape = BlockShape(hidden, width, "Q2_K", "Q2_K", "Q3_K")
-    constants = bulk.down_constants(shape, Down(width, loads_row), bf16=False)
+    constants = bulk.down_constants(shape, bf16=False)
     ptx = compiled(bulk._bulk_down_kernel, **constants)
     machine.run(ptx, [pointers, *row, out, 2], (1, 2), constants["WARPS"])
     found = torch.frombuffer(bytearray(machine.read(out, 8 * hidden)), dtype=torch.float32)
@@ -142,7 +130,7 @@ def test_the_largest_values_do_not_overflow() -> None:
     row = [machine.place(part.numpy().tobytes()) for part in (codes, sides)]
     out = machine.place(bytes(4 * hidden))
     shape = BlockShape(hidden, width, "Q2_K", "Q2_K", "Q3_K")
-    constants = bulk.down_constants(shape, Down(width), bf16=False)
+    constants = bulk.down_constants(shape, bf16=False)
     ptx = compiled(bulk._bulk_down_kernel, **constants)
     machine.run(ptx, [pointers, *row, out, 1], (1, 1), constants["WARPS"])
     found = torch.frombuffer(bytearray(machine.read(out, 4 * hidden)), dtype=torch.float32)

@@ -24,7 +24,7 @@ STACK_BYTES = {
     "kernels.attend_sparse._attend_kernel": 288,
     "kernels.gemv_blocks_layouts._gemv_blocks_kernel": 56,
     "kernels.routed_m1_block_layouts._gate_up_kernel": 40,
-    "kernels.routed_m1_bulk._bulk_down_kernel": 24,
+    "kernels.routed_m1_bulk._bulk_down_kernel": 16,
     "kernels.routed_rows_blocks._block_rows_down_kernel": 8,
     "kernels.routed_rows_blocks._block_rows_gate_up_kernel": 56,
     "kernels.routed_rows_layouts._rows_down_kernel": 48,

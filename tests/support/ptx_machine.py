@@ -257,9 +257,6 @@ class _Warp:
             self._copies.expect(self._address(operands[1]), int(operands[2]))
 
     def _bulk_copy(self, operation: str, operands: list[str]) -> None:
-        if operation == "cp.async.bulk.prefetch.L2.global":
-            self._places(".global", operands[0], 16)
-            return
         assert ".shared" in operation and self._active.sum() <= 1, "several lanes ask for the same"
         n_bytes = int(operands[2])
         assert n_bytes % 16 == 0, "bulk copies are of 16 bytes and more"

@@ -17,21 +17,13 @@ from .early_launch import early
 from .early_launch_layouts import join_previous
 from .formats.fp4_expert import Fp4Shape
 from .fp4_words import GROUP_ASSEMBLY, GROUP_CONSTRAINTS
+from .gated_groups import bf16_bits, gated_sums
 from .routed_m1_buffers import RoutedBuffers
 
 _ROWS_A_LANE = 4
 _REGISTERS = 128  # measured: with more, too few warps hide the memory; with fewer, values spill
 _ASSEMBLY = gl.constexpr(GROUP_ASSEMBLY.value)
 _CONSTRAINTS = gl.constexpr(GROUP_CONSTRAINTS.value)
-
-
-@gluon.jit
-def _bf16_bits(v, BF16: gl.constexpr):
-    if BF16:
-        bits = v.to(gl.int32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
-        v = bits.to(gl.float32, bitcast=True)
-    return v
 
 
 @gluon.jit
@@ -146,12 +138,8 @@ def _gate_up_kernel(
             up_words + (word + step * BLOCK * 4), up_codes + (group + step * BLOCK),
             p0, p1, p2, p3, p4, p5, offset, scale,
         )  # fmt: skip
-    g = gl.minimum(_bf16_bits(gl.sum(gate, 1), BF16), limit)
-    u = gl.minimum(gl.maximum(_bf16_bits(gl.sum(up, 1), BF16), -limit), limit)
-    # exp of a negative number never overflows; the sigmoid of the two signs are complements.
-    small = gl.exp(-gl.abs(g))
-    sigmoid = gl.where(g < 0.0, small, 1.0) / (1.0 + small)
-    value = _bf16_bits(g * sigmoid * u * gl.load(weights + expert), BF16)
+    weight = gl.load(weights + expert)
+    value = gated_sums(gl.sum(gate, 1), gl.sum(up, 1), weight, limit, BF16)
     _store_planes(
         value, out_planes, out_offsets, out_scales, expert, gl.program_id(0), WIDTH_GROUPS, WARPS
     )
@@ -186,7 +174,7 @@ def _down_kernel(
             p0, p1, p2, p3, p4, p5, offset, scale,
         )  # fmt: skip
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, by_group))
-    gl.store(out + expert * HIDDEN + first + row, _bf16_bits(gl.sum(total, 1), BF16))
+    gl.store(out + expert * HIDDEN + first + row, bf16_bits(gl.sum(total, 1), BF16))
 
 
 def launch_layouts(

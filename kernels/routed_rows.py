@@ -199,10 +199,17 @@ def tiles_of(starts: Sequence[int], sizes: Sequence[int]) -> dict[int, list[tupl
     return {size: found for size, found in tiles.items() if found}
 
 
-def on_device(tiles: Sequence[tuple[int, int, int]], device: torch.device) -> Tensor:
-    """Return tiles [n, 3] i32, brought over without waiting for what the device still does."""
-    host = torch.tensor(tiles, dtype=torch.int32)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+def device_tiles(
+    starts: Sequence[int], sizes: Sequence[int], device: torch.device
+) -> dict[int, Tensor]:
+    """Return the tiles [n, 3] i32 of each size, brought over without waiting for the device."""
+    by_size = tiles_of(starts, sizes)
+    every = [tile for tiles in by_size.values() for tile in tiles]
+    host = torch.tensor(every, dtype=torch.int32)
+    if device.type == "cuda":
+        host = host.pin_memory().to(device, non_blocking=True)
+    parts = host.split([len(tiles) for tiles in by_size.values()])
+    return dict(zip(by_size, parts, strict=True))
 
 
 def _launch_plain(
@@ -216,7 +223,7 @@ def _launch_plain(
     limit: float,
 ) -> None:
     n_groups, bf16 = pointers.shape[1], parts.dtype == torch.bfloat16
-    tiles = on_device(tiles_of(starts, [_PAIRS])[_PAIRS], x.device)
+    tiles = device_tiles(starts, [_PAIRS], x.device)[_PAIRS]
     activated = torch.empty((len(tokens), shape.width), dtype=torch.float32, device=x.device)
     _gate_up_kernel[triton.cdiv(shape.width, _ROWS), len(tiles)](
         round_fp8(x), tokens, weights, tiles, pointers, activated, n_groups, limit,

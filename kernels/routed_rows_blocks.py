@@ -23,7 +23,7 @@ from .reference.gemm_blocks import FORMS
 from .reference.tiled_rows import TiledRows
 from .routed_m1_blocks import row_bytes
 from .routed_m1_swiglu import gated, rounded
-from .routed_rows import on_device, tiles_of
+from .routed_rows import device_tiles
 from .tiled_rows import tiled_rows
 
 PAIRS = (16, 32, 64)  # a tile: a group's rest takes the smallest that holds it
@@ -111,9 +111,7 @@ def launch_blocks(
 ) -> None:
     """Fill `parts` [R, hidden] with each pair's output."""
     n_groups = pointers.shape[1]
-    by_size = tiles_of(starts, PAIRS)
-    every = on_device([tile for tiles in by_size.values() for tile in tiles], x.device)
-    tiles = dict(zip(by_size, every.split([len(found) for found in by_size.values()]), strict=True))
+    tiles = device_tiles(starts, PAIRS, x.device)
     activated = torch.empty((len(tokens), shape.width), dtype=parts.dtype, device=x.device)
     rows: dict[str, TiledRows] = {}
     for form in {FORMS[shape.gate], FORMS[shape.up]}:

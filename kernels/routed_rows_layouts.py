@@ -27,7 +27,7 @@ from .formats.fp4_expert import Fp4Shape
 from .fp4_to_bf16 import CODE_ASSEMBLY, CODE_CONSTRAINTS, LARGEST, SCALE_OFFSET, SMALLEST
 from .prepared_rows import prepared_rows
 from .reference.prepared_rows import BLOCK
-from .routed_rows import on_device, tiles_of
+from .routed_rows import device_tiles
 
 # Names that differ between the versions of Triton that are supported.
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
@@ -276,9 +276,7 @@ def launch_layouts(
 ) -> None:
     """Fill `parts` [R, hidden] with each pair's output."""
     n_groups = pointers.shape[1]
-    by_size = tiles_of(starts, PAIRS)
-    every = on_device([tile for tiles in by_size.values() for tile in tiles], x.device)
-    tiles = dict(zip(by_size, every.split([len(found) for found in by_size.values()]), strict=True))
+    tiles = device_tiles(starts, PAIRS, x.device)
     activated = torch.empty((len(tokens), shape.width), dtype=parts.dtype, device=x.device)
     rows = prepared_rows(x, tokens)
     for size, found in tiles.items():

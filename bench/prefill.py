@@ -17,29 +17,25 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.block_parts import FORMATS, random_blocks
+from bench.chunk_slots import Slots
 from bench.device_spans import busy_us, by_name, spans_of
 from bench.step import ceilings
 from bench.timing import wall_seconds
 from bench.whole_step import config_of, model_of, pieces_of, tiers_of
-from compute.experts import arena_view
-from compute.experts.tiers import ExpertTiers
 from compute.model.precision import Precision
 from compute.model.routed_chunk import ChunkPlan
 from compute.model.sequence import Sequence as ModelSequence
-from compute.model.sources import ExpertMatrices, Resident
 from kernels.formats.fp4_expert import Fp4Shape
 from kernels.formats.k_expert import BlockShape
 from kernels.routed_m1 import routed_m1
@@ -171,13 +167,7 @@ def experts(
         plan = ChunkPlan(picks, weights, made.n_experts)
         pointers = made.pointers[:, plan.experts].contiguous().cuda()
         launch = partial(site, made, x, plan, pointers)
-        bytes_s = (
-            len(plan.experts)
-            * made.expert_bytes
-            / (1e12 * max(rates["copy_tb_s"], rates["read_tb_s"]))
-        )
-        work = 6.0 * n_tokens * TOP_K * made.hidden * made.width
-        work_s = work / (1e12 * rates["bf16_tflops"])
+        bytes_s, work_s = least_seconds(made, plan, rates)
         for name, constants in tiles.items():
             with_tiles(constants)
             try:
@@ -199,6 +189,15 @@ def experts(
             }
     with_tiles({})
     return found
+
+
+def least_seconds(
+    made: Experts | BlockExperts, plan: ChunkPlan, rates: dict[str, float]
+) -> tuple[float, float]:
+    """Return the seconds of reading a plan's experts once, and of multiplying all its pairs."""
+    memory = 1e12 * max(rates["copy_tb_s"], rates["read_tb_s"])
+    work = 6.0 * len(plan.tokens) * made.hidden * made.width
+    return len(plan.experts) * made.expert_bytes / memory, work / (1e12 * rates["bf16_tflops"])
 
 
 def site(made: Experts | BlockExperts, x: Tensor, plan: ChunkPlan, pointers: Tensor) -> Tensor:
@@ -230,38 +229,6 @@ def with_tiles(constants: dict[str, Any]) -> None:
         usual = _USUAL.setdefault(name, getattr(kernels, name))
         other = constants.get(name, {})
         setattr(kernels, name, usual | other if isinstance(usual, dict) else other or usual)
-
-
-class Slots:
-    """Experts in slots of the device and Engram rows all alike, as sources."""
-
-    def __init__(self, tiers: ExpertTiers, row_bytes: int, pieces: arena_view.PieceShapes) -> None:
-        self._slots = tiers.table.cpu().numpy()
-        self._tiers = tiers
-        self._pieces = pieces
-        self._row = torch.full((1, row_bytes), 56, dtype=torch.uint8, device="cuda")
-        self._wanted: list[int] = []
-
-    def stream(self, layer: int, experts: Sequence[int]) -> Iterator[tuple[int, ExpertMatrices]]:
-        """Yield views of the slots."""
-        for expert in experts:
-            slot = self._tiers.cache[int(self._slots[layer, expert])]
-            yield expert, arena_view.pieces_of(slot, self._pieces)
-
-    def resident(self, layer: int, experts: Sequence[int]) -> Resident:
-        """Say where all of them are."""
-        starts = self._tiers.host_addresses[self._slots[layer, list(experts)]]
-        return Resident(starts, self._pieces.offsets, self._pieces.shapes)
-
-    def request_all(self, wanted: Sequence[tuple[int, NDArray[np.int64]]]) -> list[int]:
-        """Note how many rows are wanted."""
-        first = len(self._wanted)
-        self._wanted += [len(rows) for _, rows in wanted]
-        return list(range(first, len(self._wanted)))
-
-    def take(self, handle: int) -> Tensor:
-        """Give the rows."""
-        return self._row.expand(self._wanted[handle], -1)
 
 
 def layers(n_tokens: int, n_layers: int, repeats: int, *, profiles: bool) -> dict[str, float]:

@@ -22,10 +22,10 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.chunk_slots import AlikeRows
 from bench.whole_step import config_of, model_of, pieces_of
 from compute.experts.arena_view import PieceShapes
 from compute.experts.arena_view import pieces_of as cut
@@ -74,14 +74,13 @@ class Counted(TorchDispatchMode):
         return found
 
 
-class Slots:
-    """Experts that all lie in one slot of the device, and Engram rows."""
+class Slots(AlikeRows):
+    """Experts that all lie in one slot of the device."""
 
     def __init__(self, pieces: PieceShapes, slot_bytes: int, row_bytes: int) -> None:
+        super().__init__(row_bytes, 56)
         self._slot = torch.empty(slot_bytes, dtype=torch.uint8, device="cuda")
         self._pieces = pieces
-        self._row_bytes = row_bytes
-        self._wanted: list[int] = []
 
     def stream(self, _layer: int, experts: Sequence[int]) -> Iterator[tuple[int, ExpertMatrices]]:
         """Yield views of the slot."""
@@ -92,17 +91,6 @@ class Slots:
         """Say that all of them are there."""
         starts = np.full(len(experts), 4096)
         return Resident(starts, self._pieces.offsets, self._pieces.shapes)
-
-    def request_all(self, wanted: Sequence[tuple[int, NDArray[np.int64]]]) -> list[int]:
-        """Note how many rows are wanted."""
-        first = len(self._wanted)
-        self._wanted += [len(rows) for _, rows in wanted]
-        return list(range(first, len(self._wanted)))
-
-    def take(self, handle: int) -> Tensor:
-        """Give the rows."""
-        shape = (self._wanted[handle], self._row_bytes)
-        return torch.empty(shape, dtype=torch.uint8, device="cuda")
 
 
 _WAITS_FOR_EVENTS: Counter[str] = Counter()

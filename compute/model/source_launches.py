@@ -83,33 +83,38 @@ class SourceLaunches:
         kept       [T, blocks] u8, the step's candidate blocks: the candidate source fills them, the
                    sources after it choose within them; None where none is ever left out
         """
-        config, ratio = self.config, self.config.ratio(self.layer)
-        n_tokens, n_groups = len(x), len(keys)
+        config, n_tokens, n_groups = self.config, len(x), len(keys)
         if kept is not None and not restricts(n_groups, config):
             kept = None
         is_source = self.layer == config.candidate_source_layer and kept is not None
-        is_bound = self.layer > config.candidate_source_layer >= 0
         scored: Callable[[slice, Tensor], None] | None = None
         if n_groups > config.index_top_k or is_source:  # else every visible row is chosen
             scored = self._scorer(x, qr, positions, turns, keys)
         if selection is None:
             shape = (n_tokens, config.index_top_k)
             selection = torch.empty(shape, dtype=torch.int32, device=x.device)
-        size = config.candidate_block_size
         for part in _parts(n_tokens, n_groups):
-            first, dtype = positions[part.start : part.start + 1], self.numerics.activation
-            within = None if kept is None else kept[part]
             scores = torch.empty((part.stop - part.start, n_groups), device=x.device)
             if scored is not None:
                 scored(part, scores)
-            if is_source:
-                top = config.candidate_top_blocks
-                select_blocks(scores, first, ratio, size, top, dtype=dtype, kept=within)
-            select_rows(
-                scores, first, ratio, config.index_top_k, blocks=within if is_bound else None,
-                block_size=size, dtype=dtype, selection=selection[part],
-            )  # fmt: skip
+            first = positions[part.start : part.start + 1]
+            self._select(scores, first, None if kept is None else kept[part], selection[part])
         return selection
+
+    def _select(
+        self, scores: Tensor, first: Tensor, kept: Tensor | None, selection: Tensor
+    ) -> None:
+        """Choose the rows of some tokens, as many as have scores; `first` is their first one's."""
+        config, ratio, dtype = self.config, self.config.ratio(self.layer), self.numerics.activation
+        size, source = config.candidate_block_size, config.candidate_source_layer
+        if kept is not None and self.layer == source:
+            top = config.candidate_top_blocks
+            select_blocks(scores, first, ratio, size, top, dtype=dtype, kept=kept)
+        select_rows(
+            scores, first, ratio, config.index_top_k,
+            blocks=kept if self.layer > source >= 0 else None,
+            block_size=size, dtype=dtype, selection=selection,
+        )  # fmt: skip
 
     def _scorer(
         self, x: Tensor, qr: Tensor, positions: Tensor, turns: Tensor, keys: Tensor

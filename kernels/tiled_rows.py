@@ -9,10 +9,11 @@ from torch import Tensor
 
 from .device import runs_kernels
 from .reference import tiled_rows as reference
+from .reference.q8_1_rows import SMALLEST
 from .reference.tiled_rows import GROUPS, TiledRows
 
 _UNITS_A_PROGRAM = 8
-_SMALLEST = tl.constexpr(reference.SMALLEST)
+_SMALLEST = tl.constexpr(SMALLEST)
 _SUMS_OF_VALUES = tl.constexpr(reference.SUMS_OF_VALUES)
 
 

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .q8_1_rows import UNIT
+from .q8_1_rows import SMALLEST, UNIT
 
 # Values under one scale, by the name of the block.
 GROUPS = {"D4": 32, "D2S6": 64}
-SMALLEST = 2.0**-100  # a group below it counts as zero: its reciprocal would not be finite
 SUM = 16  # values of a sum
 SUMS_OF_VALUES = 6  # of the eight sums of a D2S6 block; all others are sums of codes
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from kernels import gemv_blocks_layouts as gemv_layouts
 from kernels import routed_m1_block_layouts as routed_layouts
@@ -19,6 +16,7 @@ from kernels.formats.k_expert import BlockShape
 from kernels.reference import gemv_blocks as gemv_reference
 from kernels.reference import routed_m1 as routed_reference
 from kernels.reference.q8_1_rows import q8_1_rows
+from tests.support.gluon_ptx import gluon_ptx
 from tests.support.ptx_machine import PtxMachine
 from tests.support.random_blocks import random_blocks
 
@@ -34,22 +32,6 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if triton.knobs.runtime.interpret:
         pytest.skip("the interpreter does not compile")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-
-
-def compiled(kernel: Any, n_warps: int, **constants: Any) -> str:
-    """Return PTX for compute capability 9.0, pointers promised to be multiples of 16."""
-    names = kernel.arg_names
-    signature = {n: "constexpr" if n in constants else TYPES.get(n, "*fp32") for n in names}
-    pointers = [i for i, n in enumerate(names) if signature[n].startswith("*")]
-    source = GluonASTSource(
-        kernel,
-        signature,
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(i,): [["tt.divisibility", 16]] for i in pointers},
-    )
-    options = {"num_warps": n_warps, "maxnreg": 128, "enable_fp_fusion": True}
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    return str(built.asm["ptx"])
 
 
 @pytest.mark.parametrize(
@@ -68,8 +50,8 @@ def test_a_matrix_of_blocks_times_two_rows(name: str, n: int, k: int, groups: in
     weight = random_blocks(name, n, k)
     x = torch.randn(2, groups * k, generator=torch.Generator().manual_seed(1))
     tile = gemv_layouts.matrix_tiling(n, n // groups, k, name)
-    ptx = compiled(
-        gemv_layouts._gemv_blocks_kernel, tile.warps,
+    ptx = gluon_ptx(
+        gemv_layouts._gemv_blocks_kernel, TYPES, tile.warps,
         **gemv_layouts.constants(weight, name, tile),
     )  # fmt: skip
     machine = PtxMachine()
@@ -102,13 +84,13 @@ def test_routed_experts_of_which_one_is_absent(
     limit = int(np.float32(10.0).view(np.uint32))
     tile, constants = routed_layouts.gate_up_constants(shape, bf16=False)
     machine.run(
-        compiled(routed_layouts._gate_up_kernel, tile.warps, **constants),
+        gluon_ptx(routed_layouts._gate_up_kernel, TYPES, tile.warps, **constants),
         [pointers, machine.place(weights.numpy().tobytes()), *row, *activated, 2, limit],
         (width // 32, 2), tile.warps,
     )  # fmt: skip
     tile, constants = routed_layouts.down_constants(shape, bf16=False)
     machine.run(
-        compiled(routed_layouts._down_kernel, tile.warps, **constants),
+        gluon_ptx(routed_layouts._down_kernel, TYPES, tile.warps, **constants),
         [pointers, *activated, parts, 2], (hidden // tile.rows, 2), tile.warps,
     )  # fmt: skip
     data = bytearray(machine.read(parts, 8 * hidden))

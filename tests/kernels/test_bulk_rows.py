@@ -10,14 +10,13 @@ import pytest
 import torch
 import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from kernels import routed_m1_bulk as bulk
 from kernels.formats import FORMATS
 from kernels.formats.k_expert import BlockShape
 from kernels.reference.q8_1_rows import dequantise, q8_1_rows
 from kernels.routed_m1_blocks import fits_bulk
+from tests.support.gluon_ptx import gluon_ptx
 from tests.support.ptx_machine import PtxMachine
 from tests.support.random_blocks import random_blocks
 
@@ -36,22 +35,9 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiled(kernel: Any, x: Tensor | None = None, **constants: Any) -> str:
-    """Return PTX for compute capability 9.0, pointers promised to be multiples of 16."""
-    constants["EARLY"] = True
-    names = kernel.arg_names
+    """Return the kernel's PTX where the token's row is x."""
     row = {"row": "*bf16"} if x is not None and x.dtype == torch.bfloat16 else {}
-    types = TYPES | row
-    signature = {n: "constexpr" if n in constants else types.get(n, "*fp32") for n in names}
-    pointers = [i for i, n in enumerate(names) if signature[n].startswith("*")]
-    source = GluonASTSource(
-        kernel,
-        signature,
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(i,): [["tt.divisibility", 16]] for i in pointers},
-    )
-    options = {"num_warps": constants["WARPS"], "maxnreg": 128, "enable_fp_fusion": True}
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    return str(built.asm["ptx"])
+    return gluon_ptx(kernel, TYPES | row, constants["WARPS"], EARLY=True, **constants)
 
 
 def matrix(machine: PtxMachine, name: str, n: int, k: int, seed: int) -> tuple[Tensor, int]:

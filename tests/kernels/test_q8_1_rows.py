@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from kernels import q8_1_rows
 from kernels.reference import q8_1_rows as reference
+from tests.support.extreme_rows import extreme_rows
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreter),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
-
-
-def rows_of(n: int, k: int, dtype: torch.dtype) -> Tensor:
-    x = torch.randn(n, k, generator=torch.Generator().manual_seed(n + k))
-    x[0, :32] = 0
-    x[-1, -32:] *= 1e30
-    x[-1, :32] *= 1e-20
-    x[0, -32:] *= 1e-38
-    return x.to(dtype)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -30,7 +21,7 @@ def rows_of(n: int, k: int, dtype: torch.dtype) -> Tensor:
 def test_rows_equal_their_reference_bit_for_bit(
     device: str, rows: int, k: int, dtype: torch.dtype
 ) -> None:
-    x = rows_of(rows, k, dtype)
+    x = extreme_rows(rows, k, dtype)
     out = q8_1_rows.empty_rows(rows, k, torch.device(device))
     out[0].fill_(-1)
     out[1].fill_(-1)

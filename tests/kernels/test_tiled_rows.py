@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from kernels import tiled_rows
 from kernels.reference import q8_1_rows
 from kernels.reference import tiled_rows as reference
+from tests.support.extreme_rows import extreme_rows
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreter),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
-
-
-def rows_of(n: int, k: int, dtype: torch.dtype) -> Tensor:
-    x = torch.randn(n, k, generator=torch.Generator().manual_seed(n + k))
-    x[0, :32] = 0
-    x[-1, -32:] *= 1e30
-    x[-1, :32] *= 1e-20
-    x[0, -32:] *= 1e-38
-    return x.to(dtype)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -32,7 +23,7 @@ def rows_of(n: int, k: int, dtype: torch.dtype) -> Tensor:
 def test_rows_equal_their_reference_bit_for_bit(
     device: str, form: str, rows: int, k: int, dtype: torch.dtype
 ) -> None:
-    x = rows_of(rows, k, dtype)
+    x = extreme_rows(rows, k, dtype)
     out = tiled_rows.empty_rows(rows, k, form, torch.device(device))
     for part in out:
         part.fill_(-1)

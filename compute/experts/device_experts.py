@@ -74,7 +74,14 @@ class DeviceExperts(MissClient):
     # for the runner
 
     def settle(self) -> None:
-        """At a launch boundary: bring the device's table up to date, begin the copies chosen."""
+        """At a launch boundary: bring the device's table up to date, begin the copies chosen.
+
+        A daemon known to be lost is waited for. Raises DaemonLost and RequestCancelled.
+        """
+        self.recover_if_lost()
+        self._settle()
+
+    def _settle(self) -> None:
         self._copies.take_ended()
         changed = self._table.take_changed()
         has_news = self._registered is not None and self._registered.take_news()
@@ -93,6 +100,7 @@ class DeviceExperts(MissClient):
 
         Raises as `MissClient.stream` does.
         """
+        self.recover_if_lost()  # the whole table, before anything is concluded from it
         row = self.cache.slot_of[layer * self.places.n_experts :]
         group = tuple(sorted(expert for expert in picks if row[expert] < 0))
         slots = self._table.slots[layer]
@@ -103,7 +111,7 @@ class DeviceExperts(MissClient):
                 self._fetch(layer, group, hints)
             if self._registered is not None:
                 self._registered.wait_for(self._table.slots[layer][expert] for expert in group)
-        self.settle()
+        self._settle()
 
     def end_token(self, picks: NDArray[np.int64], n_misses: int, n_on_device: int) -> None:
         """Note a token's picks [n_layers, top_k]: n_misses were nowhere, n_on_device in the cache.
@@ -198,7 +206,7 @@ class DeviceExperts(MissClient):
     def take_changes(self) -> None:
         """As MissClient's; then the device's table is up to date as well."""
         super().take_changes()
-        self.settle()
+        self._settle()
 
     def _stop_reading(self) -> None:
         """End the copies, since what is retired may be their source."""

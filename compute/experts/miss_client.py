@@ -85,6 +85,7 @@ class MissClient:
         daemon stays away.
         """
         self.check_cancelled()
+        self.recover_if_lost()
         row = self._table.slots[layer]
         slots = [row[expert] for expert in experts]
         if not slots or min(slots) >= 0:
@@ -399,12 +400,27 @@ class MissClient:
         self._acked = -1
         self.waiting.attached(self.client)
 
+    def recover_if_lost(self) -> None:
+        """Before anything reads the arena: wait for a daemon that is known to be lost.
+
+        Who found that out had nothing to ask of it, or gave up waiting. Raises as `_recover` does.
+        """
+        if self.client.lost:
+            self._recover(DaemonLost(f"the daemon {self.client.lost}"))
+
     def _recover(self, lost: HeadraceError) -> None:
         """Wait for the daemon's return, then take the whole table again.
 
         Raises DaemonLost when nothing was answered for `daemon_wait_s`, also by a daemon that
-        returns again and again without answering.
+        returns again and again without answering; and RequestCancelled.
         """
+        try:
+            self._await_return(lost)
+        except BaseException:
+            self._lost_since = None  # whoever asks next waits anew
+            raise
+
+    def _await_return(self, lost: HeadraceError) -> None:
         self.n_daemons_lost += 1
         self._table.clear()
         for job, _ in self._jobs.values():

@@ -35,7 +35,7 @@ class ArenaDaemon:
             n_experts=config.n_experts,
             n_slots_max=n_slots,
             slot_bytes=image.slot_bytes,
-            row_bytes=max(table.row_bytes for table in checkpoint.engram_tables),
+            row_bytes=max((table.row_bytes for table in checkpoint.engram_tables), default=32),
             ring_rows=64,
             piece_offsets=image.piece_offsets,
             piece_bytes=image.piece_bytes,
@@ -60,6 +60,7 @@ class ArenaDaemon:
         self._rows: dict[int, NDArray[np.uint8]] = {}
         self._n_requests = 0
         self.shuffle: random.Random | None = None  # in its order reads end
+        self.lost = ""
         self.events: list[str] = []  # what was asked and told, in order
         self.top_k_batch = config.top_k
         self.max_rows = 64

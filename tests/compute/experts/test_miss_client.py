@@ -97,6 +97,7 @@ class FakeDaemon:
         self.bad: set[tuple[int, int]] = set()
         self.fail_next: list[str] = []  # "miss" / "rows" / "reconnect" calls that lose the daemon
         self.lost_rows = False
+        self.lost = ""
         self.applied = -1
         self.log: list[tuple[Any, ...]] = []
         self.rows_asked: dict[int, np.ndarray] = {}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.errors import DaemonLost
+from protocol.errors import DaemonLost, ShardError
 from protocol.wire.client import ExpertClient
 
 _UNIQUE_FROM = 64  # below this many rows sorting costs more than reading a few of them twice
@@ -86,8 +86,11 @@ class RowJob:
         self._sent = None
 
     def drop(self, client: ExpertClient) -> None:
-        """Give back what nobody will take: its ring rows must not stay occupied."""
+        """Give back what nobody will take: its ring rows must not stay occupied.
+
+        That one of them cannot be read is nobody's matter either.
+        """
         if self._sent is not None:
-            with contextlib.suppress(DaemonLost):
+            with contextlib.suppress(DaemonLost, ShardError):
                 client.take_rows(self._sent[0])
             self._sent = None

@@ -1,7 +1,8 @@
 """The device's routing held to the host's: the same logits through the chain of references.
 
 Only where it was asked for: every launch is followed by a copy of what its routers read and left.
-Invariants: what is compared was launched with the table and addresses that the host has now.
+Invariants: what is compared was launched with the table and addresses that were noted before it:
+until it has ended, copies may have come to the device and a daemon may have been lost.
 """
 
 from __future__ import annotations
@@ -29,7 +30,17 @@ class RouteCheck:
         self._record = buffers.routes = RouteRecord.new(config, model.device)
         self._tiers = tiers
         self._counters = counters
+        self._table = torch.from_numpy(tiers.host_table.copy())
+        self._addresses = [torch.zeros(0, dtype=torch.int64)] * config.n_layers
         self._bias = [block.weights.moe.bias.cpu() for block in model.blocks]
+
+    def note(self, first: int, end: int) -> None:
+        """The layers first to end - 1 are launched next."""
+        tiers = self._tiers
+        self._table[first:end] = torch.from_numpy(tiers.host_table[first:end])
+        # Never written to: another arena's are another array.
+        addresses = torch.from_numpy(tiers.host_addresses)
+        self._addresses[first:end] = [addresses] * (end - first)
 
     def check(self, position: int, first: int, end: int) -> None:
         """Compare the layers first to end - 1, which have ended. Raises ShardError."""
@@ -38,15 +49,13 @@ class RouteCheck:
             tensor[first:end].cpu()
             for tensor in (kept.logits, kept.pointers, kept.weights, self._headers)
         )
-        table = torch.from_numpy(self._tiers.host_table)
-        addresses = torch.from_numpy(self._tiers.host_addresses)
         for layer in range(first, end):
             at = layer - first
             header, wanted, _ = route_m1(
                 logits[at],
                 self._bias[layer],
-                table[layer],
-                addresses,
+                self._table[layer],
+                self._addresses[layer],
                 self._tiers.offsets[layer],
                 top_k=config.top_k,
                 routed_scale=config.routed_scale,

@@ -35,7 +35,7 @@ class RowFeed:
         self._source = source
         self._engram = engram
         self._handles: list[int] = []
-        self._ids: NDArray[np.int64] | None = None  # the sequence's last ones, once taken in
+        self._ids: NDArray[np.int64] | None = None  # the sequence's last ones, once it is taken in
         self._staged = [_staging(rows) for rows in engram.rows]
 
     def ask(self, sequence: Sequence, token: int) -> None:
@@ -48,7 +48,7 @@ class RowFeed:
         self._ids = ids[1:]
 
     def take_in(self, sequence: Sequence) -> None:
-        """The token asked for is the sequence's next: its last ids move on."""
+        """The token asked for is in the sequence: its last ids move on."""
         assert self._ids is not None
         sequence.last_ids, self._ids = self._ids, None
 

@@ -85,9 +85,8 @@ class Runner:
         self._rows = RowFeed(model.hash, experts, self._step.engram)
         self._check_routes: RouteCheck | None = None
         if checks:
-            self._check_routes = RouteCheck(
-                model, self._step.buffers, experts.places, self.counters
-            )
+            buffers = self._step.buffers
+            self._check_routes = RouteCheck(model, buffers, experts.places, self.counters)
         self._tracer = tracer
         self._timer = timer
         self._log = log
@@ -126,20 +125,23 @@ class Runner:
     def expect(self, token: int) -> None:
         """Ask for the Engram rows of the token that `step` will take in next."""
         self._check(token)
+        self._expected = -1  # what was asked for is dropped
         self._experts.begin_step()
         self._rows.ask(self.sequence, token)
         self._expected = token
 
     @torch.inference_mode()
     def step(self, token: int) -> None:
-        """Take the token in. Raises ConfigError before anything, else what the experts raise."""
+        """Take the token in. Raises ConfigError before anything, else what the experts raise.
+
+        Whatever it raises, nothing runs on the device then, and the sequence is as it was.
+        """
         sequence, step = self.sequence, self._step
         if self._expected != token:
             self.expect(token)
         self._expected = -1
         if self._timer is not None:
             self._timer.begin(sequence.position)
-        self._rows.take_in(sequence)
         self._launches.begin()
         self._inputs[0], self._inputs[1] = token, sequence.position
         step.buffers.inputs.copy_(self._inputs, non_blocking=True)
@@ -151,17 +153,25 @@ class Runner:
         segments = self._segments()
         longest = max(segments, key=lambda segment: segment[1] - segment[0])
         for segment in segments:
-            n_flagged += self._run_segment(segment, reports=segment == longest)
+            try:
+                n_flagged += self._run_segment(segment, reports=segment == longest)
+            except BaseException:
+                self._wait()  # what was launched before reads the arena
+                if self._timer is not None:
+                    self._timer.drop()
+                raise
+        picks = self._headers.all_picks()
         self._rate.note(n_flagged)
         if self._log is not None and self._steps % _LOG_STEPS == 0:
             self._log(self.counters.line())
         if self._guesses is not None and step.ahead is not None:
             guesses = step.ahead.all_guesses()[:, : self._guesses.n_distances]
-            self._guesses.take(sequence.position, self._headers.all_picks(), guesses)
+            self._guesses.take(sequence.position, picks, guesses)
         self._steps += 1
+        self._rows.take_in(sequence)
         sequence.position += 1
         self._experts.end_token(
-            self._headers.all_picks(),
+            picks,
             self._experts.io.misses - n_missed,
             self._headers.n_below(self._experts.places.n_device),
         )
@@ -198,12 +208,8 @@ class Runner:
         first, end = segment
         if self._foresight is not None and first:
             self._experts.take_arrived()  # what was hinted may be there
-        try:
-            for piece in pieces(first, end):
-                self._launch_piece(*piece)
-        except BaseException:
-            self._wait()  # what was launched before reads the arena
-            raise
+        for piece in pieces(first, end):
+            self._launch_piece(*piece)
         if reports:
             self._experts.report()
         n_flagged = self._repair_all(first, end)
@@ -217,8 +223,17 @@ class Runner:
         if any(first <= layer < end for layer in self._config.engram_layers):
             with self._on_host("engram"):
                 self._rows.hand_over()
-        self._experts.settle()  # waiting for rows may have found another daemon
+        self._settle(first, end)  # waiting for rows may have found another daemon
         self._launches.layers(first, end)
+
+    def _settle(self, first: int, end: int) -> None:
+        """Before layers first to end - 1 are launched: bring what they read up to date."""
+        self._experts.settle()
+        self._note_table(first, end)
+
+    def _note_table(self, first: int, end: int) -> None:
+        if self._check_routes is not None:
+            self._check_routes.note(first, end)
 
     def _repair_all(self, first: int, end: int, *, eagerly: bool = False) -> int:
         """Wait for a segment's headers and repair it until they are clean; its flagged layers."""
@@ -226,6 +241,7 @@ class Runner:
         while layer >= 0:
             n_flagged += 1
             self._fetch(layer, end)
+            self._note_table(layer, end)
             self._launches.again(layer, end, eagerly=eagerly)
             again = self._first_flagged(layer, end)
             if again == layer:
@@ -280,6 +296,7 @@ class Runner:
     def _compare(self, first: int, end: int) -> None:
         """Run the segment once more eagerly; raise ShardError where a bit differs."""
         replayed = self._step.snapshot(first, end)
+        self._settle(first, end)
         self._launches.at_once(first, end)
         self._repair_all(first, end, eagerly=True)  # a later miss took an earlier one's slot
         found = self._step.first_difference(replayed, self._step.snapshot(first, end))

@@ -57,6 +57,11 @@ class StepTimer:
         )
         self._position = -1
 
+    def drop(self) -> None:
+        """The token that was begun came to nothing: no line, and its marks count nowhere."""
+        self._forget_marks()
+        self._position = -1
+
     @contextmanager
     def launched(self, part: str) -> Iterator[None]:
         """Mark what the block launches."""
@@ -87,6 +92,9 @@ class StepTimer:
         if self._is_cuda:  # on the CPU nothing is left to wait for
             waited = max(0.0, waited - on_device)
         self._sums["route"] += waited
+        self._forget_marks()
+
+    def _forget_marks(self) -> None:
         for _, before, after in self._marks:
             self._spare += [mark for mark in (before, after) if not isinstance(mark, float)]
         self._marks.clear()

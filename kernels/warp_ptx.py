@@ -39,10 +39,9 @@ class WarpPtx(PtxLines):
         self._count |= {"l": 0, "p": 0, "L": 0}
         self.base = self.do("mov.u32", "global_smem")
 
-    def done(self, *, barrier: bool = True, result: bool = False) -> str:
-        """Return the text, which may end with a barrier of the program, or leave a result in $0."""
-        end = "}" if result else "mov.b32 $0, 0; }"
-        ending = ["bar.sync 0;", end] if barrier and not result else [end]
+    def done(self, *, result: bool = False) -> str:
+        """Return the text, which ends with a barrier of the program, or leaves a result in $0."""
+        ending = ["}"] if result else ["bar.sync 0;", "mov.b32 $0, 0; }"]
         return Ptx("\n".join([self.declarations(), *self.text, *ending]))
 
     def declarations(self) -> str:

@@ -76,7 +76,7 @@ def test_the_service_logs_them_and_counts_them(runtime_dir: Path) -> None:
         metrics = served.ask("/metrics").body.decode()
         state = served.ask("/v1/headrace/state").json
         log = served.log.read_text()
-    assert re.search(r"^position \d+ layers 1\.\.7 streams [0-9a-f]{16}", log, re.MULTILINE)
+    assert re.search(r"^position \d+ layers 0\.\.7 streams [0-9a-f]{16}", log, re.MULTILINE)
     assert re.search(r"^timings: position \d+: ", log, re.MULTILINE)
     assert re.search(r"^graphs: ", log, re.MULTILINE)
     found = dict(re.findall(r"^headrace_graph_(\w+)_total ([0-9.]+)$", metrics, re.MULTILINE))

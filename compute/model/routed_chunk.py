@@ -26,6 +26,7 @@ from torch import Tensor
 from kernels.formats.fp4_expert import Fp4Shape
 from kernels.formats.k_expert import BlockShape
 from kernels.plan_pairs import plan_pairs
+from kernels.routed_m1 import routed_m1
 from kernels.routed_m1_blocks import row_bytes
 from kernels.routed_rows import routed_rows
 from kernels.sum_parts import sum_parts
@@ -35,6 +36,9 @@ from protocol.files.slice_map import FP4
 from .sources import ExpertMatrices, ExpertSource, ResidentSource
 
 MOST_COPIES = 16  # as the daemon's window: twice that lives while both streams work
+# Chunks of up to so many tokens may go through the kernels for one, token by token; for comparison,
+# since tensor cores take one token's columns as fast and read a shared expert once.
+GEMV_TOKENS = 0
 
 
 class ChunkPlan:
@@ -106,16 +110,19 @@ class RoutedChunk:
 
     def run(self, source: ExpertSource, shared: Tensor) -> Tensor:
         """Return [T, H] of activations: the picked experts' rows and the shared one's, added."""
-        plan = self._plan
+        plan, most = self._plan, MOST_COPIES
+        by_token = 0 < len(plan.places) <= GEMV_TOKENS
         memories: set[int] = set()
         others = self._take_residents(source)
         for expert, matrices in source.stream(self._layer, others) if others else ():
             place = bisect_left(plan.experts, expert)
             self._hold(place, expert, matrices)
             memories.add(matrices.gate.untyped_storage().data_ptr())
-            if len(memories) >= MOST_COPIES:
+            if len(memories) >= most and not by_token:
                 self._launch(place + 1)
                 memories.clear()
+        if by_token:
+            return (self._sums_by_token() + shared.float()).to(self._dtype)
         self._launch(len(plan.experts))
         return sum_parts(self._parts, plan.places, shared, dtype=self._dtype)
 
@@ -173,6 +180,22 @@ class RoutedChunk:
         )  # fmt: skip
         self._n_launched = end
         self._held.clear()
+
+    def _sums_by_token(self) -> Tensor:
+        """Return each token's sum [T, H] f32; all experts are held."""
+        assert self._shape is not None
+        plan, pointers = self._plan, self._pointers(len(self._plan.experts))
+        sums = torch.empty((len(plan.places), self._x.shape[1]), device=self._x.device)
+        group = torch.repeat_interleave(
+            torch.arange(len(plan.experts)), torch.tensor(plan.starts).diff()
+        ).to(self._x.device)
+        for token, places in enumerate(plan.places.long()):
+            routed_m1(
+                self._x[token : token + 1], pointers[:, group[places]].contiguous(),
+                plan.weights[places], self._shape, self._limit, dtype=self._dtype,
+                out=sums[token],
+            )  # fmt: skip
+        return sums
 
 
 def _layout(

@@ -16,7 +16,6 @@ from kernels.formats.k_expert import BlockShape
 from kernels.reference.linear import linear
 from kernels.reference.round_fp8 import round_fp8
 from kernels.reference.swiglu import swiglu
-from kernels.routed_m1 import routed_m1
 from kernels.routed_m1_blocks import row_bytes
 from protocol.errors import ShardError
 from tests.support.block_experts import experts_of
@@ -31,8 +30,8 @@ class Slots:
 
     def __init__(self, shape: BlockShape, device: str) -> None:
         self.shape = shape
-        self.slots, self.pointers = experts_of(shape, N_EXPERTS, device)
-        starts = (self.pointers[:, 0] - self.slots.data_ptr()).tolist()
+        self.slots, pointers = experts_of(shape, N_EXPERTS, device)
+        starts = (pointers[:, 0] - self.slots.data_ptr()).tolist()
         formats, rows = (
             (shape.gate, shape.up, shape.down),
             (shape.hidden, shape.hidden, shape.width),
@@ -67,14 +66,6 @@ class Case:
         chunk = RoutedChunk(0, self.x, plan, LIMIT, torch.float32, self.mix)
         return chunk.run(self.source, torch.zeros_like(self.x)).cpu()
 
-    def by_token(self) -> Tensor:
-        """The same by the kernels for one token."""
-        shape, found = self.source.shape, []
-        for x, picks, weights in zip(self.x, self.picks.long(), self.weights, strict=True):
-            pointers = self.source.pointers[:, picks].contiguous()
-            found.append(routed_m1(x[None], pointers, weights, shape, LIMIT, dtype=torch.float32))
-        return torch.stack(found).cpu()
-
     def by_torch(self) -> Tensor:
         """The same from whole matrices, rows rounded to fp8, as a CPU does it."""
         total = torch.zeros(self.x.shape)
@@ -106,7 +97,8 @@ def test_chunks_are_near_single_tokens_and_near_torch(
     for most in (1, 3):
         monkeypatch.setattr(routed_chunk, "MOST_COPIES", most)
         assert torch.equal(case.found(), found)
-    by_token = case.by_token()
+    monkeypatch.setattr(routed_chunk, "GEMV_TOKENS", 20)
+    by_token = case.found()
     # D4 rounds as single tokens are rounded, D2S6 with half as many scales.
     assert distance(found, by_token) < (0.03 if "Q2_K" in mix else 1e-5)
     # fp8, which torch's rows are rounded to, is coarser than both: they are about as far from it.
@@ -126,7 +118,8 @@ def test_chunks_on_a_gpu_are_those_of_the_cpu(
     assert distance(found, wanted) < 0.02  # a value on a rounding tie may fall the other way
     monkeypatch.setattr(routed_chunk, "MOST_COPIES", 1)
     assert torch.equal(case.found(), found)
-    assert distance(found, case.by_token()) < 0.03
+    monkeypatch.setattr(routed_chunk, "GEMV_TOKENS", 200)
+    assert distance(found, case.found()) < 0.03
 
 
 def test_pieces_of_another_format_are_refused() -> None:

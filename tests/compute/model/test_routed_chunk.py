@@ -50,6 +50,18 @@ def test_launched_experts_give_the_logits_of_the_plain_path(
 
 
 @pytest.mark.usefixtures("launching")
+def test_chunks_of_eight_may_go_token_by_token(
+    tiny: LocalModel, tiny_ids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.at("wide")
+    wanted = tiny.cut(model, tiny_ids[:16], [8, 8])
+    monkeypatch.setattr(routed_chunk, "GEMV_TOKENS", 8)
+    found = tiny.cut(model, tiny_ids[:16], [8, 8])
+    assert torch.equal(found.argmax(1), wanted.argmax(1))
+    assert (found - wanted).abs().max() < 0.3 * wanted.std()
+
+
+@pytest.mark.usefixtures("launching")
 def test_pieces_that_lie_otherwise_are_refused(tiny: LocalModel, tiny_ids: list[int]) -> None:
     source = LocalSources(tiny.checkpoint, reuse=True)  # each piece in memory of its own
     model = tiny.at("highway")
@@ -130,3 +142,13 @@ def test_on_a_gpu_windows_change_no_bit(most: int, monkeypatch: pytest.MonkeyPat
     wanted = logits_on("cuda", "highway", ids, [200])
     monkeypatch.setattr(routed_chunk, "MOST_COPIES", most)
     assert torch.equal(logits_on("cuda", "highway", ids, [200]), wanted)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_chunks_of_eight_may_go_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = some_ids(24)
+    wanted = logits_on("cuda", "highway", ids, [8, 8, 8])
+    monkeypatch.setattr(routed_chunk, "GEMV_TOKENS", 8)
+    found = logits_on("cuda", "highway", ids, [8, 8, 8])
+    assert float((found.argmax(1) == wanted.argmax(1)).float().mean()) >= 0.75
+    assert (found - wanted).abs().mean() < 0.05 * wanted.std()

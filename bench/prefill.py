@@ -8,7 +8,8 @@ measured in the same run. The roofline is the longer of the times that reading e
 once and multiplying every pair would take at those rates. --sweep tries other tiles, --profile
 lists the kernels of the layers. A layer's time is that of the clock on the wall, host and all, and
 beside it stands how long the device worked. --format q2k-q3k, q4k or q8_0 measures experts of GGUF
-blocks, without layers and other tiles. Prints one JSON object as the last line.
+blocks, without layers and other tiles. --tokens 8 --gemv 8 sends the layers' chunks of up to eight
+tokens through the kernels for single ones, to compare. Prints one JSON object as the last line.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from bench.step import ceilings
 from bench.timing import wall_seconds
 from bench.whole_step import config_of, model_of, pieces_of, tiers_of
 from compute.model.precision import Precision
+from compute.model import routed_chunk
 from compute.model.routed_chunk import ChunkPlan
 from compute.model.sequence import Sequence as ModelSequence
 from kernels.formats.fp4_expert import Fp4Shape
@@ -67,7 +69,11 @@ def main() -> int:
     parser.add_argument("--format", choices=["fp4", *FORMATS], default="fp4", help="of the experts")
     parser.add_argument("--sweep", action="store_true", help="try other tiles, measure no layers")
     parser.add_argument("--profile", action="store_true", help="list the kernels of the layers")
+    parser.add_argument(
+        "--gemv", type=int, default=0, help="most tokens of a layer's chunk that go one by one"
+    )
     args = parser.parse_args()
+    routed_chunk.GEMV_TOKENS = args.gemv
     if not torch.cuda.is_available():
         print(json.dumps({"skipped": "no GPU"}))
         return 0

@@ -36,8 +36,9 @@ from protocol.files.slice_map import FP4
 from .sources import ExpertMatrices, ExpertSource, ResidentSource
 
 MOST_COPIES = 16  # as the daemon's window: twice that lives while both streams work
-# Chunks of up to so many tokens may go through the kernels for one, token by token; for comparison,
-# since tensor cores take one token's columns as fast and read a shared expert once.
+# Chunks of up to so many tokens go through the kernels for one, token by token: a switch for
+# comparison (bench/prefill.py --gemv, tests), since tensor cores take few columns as fast and read
+# an expert once for all tokens that picked it.
 GEMV_TOKENS = 0
 
 

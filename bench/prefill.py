@@ -34,8 +34,8 @@ from bench.device_spans import busy_us, by_name, spans_of
 from bench.step import ceilings
 from bench.timing import wall_seconds
 from bench.whole_step import config_of, model_of, pieces_of, tiers_of
-from compute.model.precision import Precision
 from compute.model import routed_chunk
+from compute.model.precision import Precision
 from compute.model.routed_chunk import ChunkPlan
 from compute.model.sequence import Sequence as ModelSequence
 from kernels.formats.fp4_expert import Fp4Shape

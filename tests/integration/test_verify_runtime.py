@@ -53,7 +53,8 @@ def test_a_difference_ends_with_status_1_and_its_place(
     assert found["n_different"] == 4
     bad = [case for case in found["cases"] if case["difference"]]
     assert {case["case"]["mode"] for case in bad} == {"segment"}
-    assert all(case["difference"].startswith("position 9 layer 0: ") for case in bad)
+    # It is seen where the first segment ends, which is the last layer's while few picks are absent.
+    assert all(case["difference"].startswith("position 9 layer 7: ") for case in bad)
 
 
 @pytest.mark.parametrize(

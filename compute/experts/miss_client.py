@@ -1,21 +1,17 @@
 """Experts and Engram rows from the expert daemon: the engine's side of the write windows.
 
-Owns the host's slot table and, while a daemon is lost, the wait for its return. Invariants: a slot
-is read only while no window of ours is open or by the layer that opened it; the table's retirements
-are taken where nothing reads the arena, at a step's end and after a layer that streamed, and then
-acknowledged, as is what a resize asks for; after DaemonLost nothing in the arena is read
-before the whole table has come again; where all of a layer's experts are present, no message is
-sent. One thread uses it. The device is synchronous, so no copy or kernel is ever unfinished when a
-request leaves: `busy` is empty and every epoch done.
+Invariants, beside those of `arena_link.py`: a slot is read only while no window of ours is open or
+by the layer that opened it; retirements are taken at a step's end and after a layer that streamed;
+where all of a layer's experts are present, no message is sent. One thread uses it. The device is
+synchronous, so no copy or kernel is ever unfinished when a request leaves: `busy` is empty and
+every epoch done.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -23,33 +19,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from compute.model.sources import ExpertMatrices
-from protocol.errors import DaemonBusy, DaemonLost, HeadraceError, ProtocolError, ShardError
+from protocol.errors import DaemonLost, HeadraceError, ProtocolError, ShardError
 from protocol.wire.client import ExpertClient
 from protocol.wire.expert_stream import ExpertStream
-from protocol.wire.messages import Added, Drop
 from protocol.wire.reader_calls import SHARD_CODES
 
-from .arena_view import ExpertViews, PieceShapes
+from .arena_link import ArenaLink
+from .arena_view import PieceShapes
 from .request_io import IoCounters, RequestCancelled, Waiting
 from .row_jobs import RowJob, row_jobs
-from .slot_table import SlotTable
 
 __all__ = ["IoCounters", "MissClient", "RequestCancelled", "Waiting"]
 
 _LOG = logging.getLogger("headrace.compute")
-_IDLE_ACK_S = 0.04  # the daemon counts on an Ack within 50 ms
-_RETRY_S = 0.02
-_HELLO_MS = 250  # short, so that a child that died is soon seen
 Hints = Sequence[tuple[int, int]]  # keys that may be wanted later in the step
 STREAM_WINDOW = 16  # experts that are read ahead of the one that is computed
 
 
-class MissClient:
-    """ExpertSource and RowSource over an `ExpertClient` in the engine's role.
-
-    client   connected; stays the caller's to close
-    shapes   of the experts' pieces, one entry a layer, see ExpertViews
-    """
+class MissClient(ArenaLink):
+    """ExpertSource and RowSource over an `ExpertClient`; takes what `ArenaLink` takes."""
 
     def __init__(
         self,
@@ -58,21 +46,11 @@ class MissClient:
         waiting: Waiting | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self.io = IoCounters()
-        self.waiting = waiting or Waiting()
-        self.n_daemons_lost = 0
-        self.client = client
-        self._shapes = shapes
-        self._device = device
-        self._table = SlotTable()
-        self._acked = -1
         self._step = 0
         self._picks: list[tuple[int, Sequence[int]]] = []
         self._jobs: dict[int, tuple[RowJob, int]] = {}  # by handle, with the table's place in it
         self._next_job = 0
-        self._arena_id = b""
-        self._lost_since: float | None = None  # None: answered since
-        self._attach()
+        super().__init__(client, shapes, waiting, device)
 
     # ExpertSource
 
@@ -303,153 +281,10 @@ class MissClient:
         self._step += 1
         self._take_changes_if_there()
 
-    def _touch(self, step: int, picks: NDArray[np.uint16]) -> None:
-        """Tell a step's picks [n, 2], layers and experts. A lost daemon is not told."""
-        try:
-            if len(picks):
-                self.client.touch(step, picks)
-        except DaemonLost as lost:
-            _LOG.debug("after step %d: %s", step, lost)
-
-    def _take_changes_if_there(self) -> None:
-        """As `take_changes`; a lost daemon is left for the next request to find."""
-        try:
-            self.take_changes()
-        except DaemonLost as lost:
-            _LOG.debug("between steps: %s", lost)
-
-    def take_changes(self) -> None:
-        """Apply the daemon's retirements, do what a resize asks for, acknowledge both.
-
-        Only where nothing reads the arena.
-
-        Raises DaemonLost.
-        """
-        arrived, resizes = self.client.changes(), self.client.memory_changes()
-        if not arrived and not resizes and self._table.version == self._acked:
-            return
-        self._stop_reading()
-        for changes in arrived:
-            self._apply(changes.from_version, changes.to_version, changes.changes)
-        for resized in resizes:
-            self._resized(resized)
-            if isinstance(resized, Drop):
-                self.client.dropped(resized)
-            else:
-                self.client.added(resized)
-                self._acked = -1
-        if self._table.version != self._acked:
-            self.client.ack(self._table.version)
-            self._acked = self._table.version
-
-    def _stop_reading(self) -> None:
-        """Nothing: no copy is ever unfinished here."""
-
-    def _resized(self, resized: Drop | Added) -> None:
-        """Nothing: on the CPU slots need no registering."""
-
-    @contextmanager
-    def idle(self) -> Iterator[None]:
-        """Go on acknowledging while the block waits for something else, such as a person.
-
-        A thread of our own uses the client meanwhile; nothing else may.
-        """
-        ended = threading.Event()
-
-        def acknowledge() -> None:
-            while not ended.wait(_IDLE_ACK_S):
-                try:
-                    self.take_changes()
-                except DaemonLost:
-                    return  # the next request finds out and recovers
-
-        thread = threading.Thread(target=acknowledge, name="idle-ack", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-    def check_cancelled(self) -> None:
-        """Raise RequestCancelled once the request's owner has given up."""
-        if self.waiting.cancelled():
-            raise RequestCancelled
-
-    # table
-
-    def _apply(
-        self, from_version: int, to_version: int, changes: Sequence[tuple[int, int, int]]
-    ) -> bool:
-        """Apply changes; False where there was a gap, and the whole table was taken instead."""
-        continues = self._table.apply(from_version, to_version, changes)
-        if not continues:
-            _LOG.info("table at %d, changes from %d: resync", self._table.version, from_version)
-            self._table.reset(self.client.resync())
-        self.client.applied = self._table.version
-        return continues
-
-    def _attach(self) -> None:
-        """Take the arena and the table that the last Welcome named."""
-        welcome = self.client.welcome
-        if welcome.arena_id != self._arena_id:
-            self._views = ExpertViews(self.client.arena, self._shapes, self._device)
-            self._arena_id = welcome.arena_id
-        self._table.reset(welcome)
-        self.client.applied = self._table.version
-        self._acked = -1
-        self.waiting.attached(self.client)
-
-    def recover_if_lost(self) -> None:
-        """Before anything reads the arena: wait for a daemon that is known to be lost.
-
-        Who found that out had nothing to ask of it, or gave up waiting. Raises as `_recover` does.
-        """
-        if self.client.lost:
-            self._recover(DaemonLost(f"the daemon {self.client.lost}"))
-
-    def _recover(self, lost: HeadraceError) -> None:
-        """Wait for the daemon's return, then take the whole table again.
-
-        Raises DaemonLost when nothing was answered for `daemon_wait_s`, also by a daemon that
-        returns again and again without answering; and RequestCancelled.
-        """
-        try:
-            self._await_return(lost)
-        except BaseException:
-            self._lost_since = None  # whoever asks next waits anew
-            raise
-
-    def _await_return(self, lost: HeadraceError) -> None:
-        self.n_daemons_lost += 1
-        self._table.clear()
+    def _forget_requests(self) -> None:
+        """The rows that a lost daemon owes: `take` asks the next one for them."""
         for job, _ in self._jobs.values():
             job.forget()
-        _LOG.warning("%s; waiting for its return", lost)
-        wait_s = self.waiting.daemon_wait_s
-        if self._lost_since is None:
-            self._lost_since = time.monotonic()
-        while True:
-            self.check_cancelled()
-            self.waiting.tend()
-            if time.monotonic() > self._lost_since + wait_s:
-                raise DaemonLost(f"{lost}; waited {wait_s:g} s for its return") from lost
-            try:
-                self.client.reconnect(timeout_ms=_HELLO_MS)
-                break
-            except (DaemonLost, DaemonBusy) as error:
-                lost = error
-            time.sleep(_RETRY_S)
-        self._attach()
-        _LOG.warning("the expert daemon is back, generation %d", self.client.welcome.generation)
-
-    @contextmanager
-    def _stall(self) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.io.stall_ms += 1000 * (time.perf_counter() - started)
 
 
 def _error_of(faults: Sequence[tuple[int, int, str, str]]) -> HeadraceError:

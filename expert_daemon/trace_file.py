@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from protocol.errors import ConfigError
+from protocol.files.block_file import losses
 
 from .routing_trace import RoutingTrace, TraceShape
 from .trace_format import (
@@ -151,7 +152,7 @@ def read_trace(path: Path) -> tuple[RoutingTrace, list[str]]:
     """
     shape, found = _read_part(path)
     parts = [found]
-    notes = _losses(path, found)
+    notes = losses(path, found)
     for older in trace_parts(path)[-2::-1]:
         try:
             other, found = _read_part(older)
@@ -162,7 +163,7 @@ def read_trace(path: Path) -> tuple[RoutingTrace, list[str]]:
             notes.append(f"{older}: of another model: left out, and what is older")
             break
         parts.append(found)
-        notes += _losses(older, found)
+        notes += losses(older, found)
     return _joined(shape, [step for part in reversed(parts) for step in part.steps]), notes
 
 
@@ -190,15 +191,6 @@ def _read_part(path: Path) -> tuple[TraceShape, Found]:
         raise ConfigError(f"{path}: {error.strerror}") from error
     shape, _ = decode_header(data, str(path))
     return shape, decode_blocks(data, shape)
-
-
-def _losses(path: Path, found: Found) -> list[str]:
-    notes = []
-    if found.n_bytes_skipped:
-        notes.append(f"{path}: {found.n_bytes_skipped} damaged bytes left out")
-    if found.n_bytes_torn:
-        notes.append(f"{path}: {found.n_bytes_torn} bytes at the end are no whole block")
-    return notes
 
 
 def _joined(shape: TraceShape, steps: list[Step]) -> RoutingTrace:

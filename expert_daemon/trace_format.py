@@ -21,13 +21,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
+from itertools import chain, groupby
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
+from protocol.files.block_file import whole_blocks
 
 from .routing_trace import TraceShape
 
@@ -161,19 +163,10 @@ def _block(kind: int, records: list[bytes], written_ms: int) -> bytes:
 
 def decode_blocks(data: bytes, shape: TraceShape) -> Found:
     """Read the blocks of a whole file's bytes, past its header."""
-    steps: list[Step] = []
-    place = end = HEADER_BYTES
-    skipped = 0
-    while place < len(data):
-        found = _block_at(data, place, shape)
-        if found is None:
-            following = data.find(_BLOCK_MAGIC, place + 1)
-            place = len(data) if following < 0 else following
-            continue
-        skipped += place - end
-        steps += found[0]
-        place = end = found[1]
-    return Found(steps, end, skipped, len(data) - end)
+    block_at = partial(_block_at, data, shape=shape)
+    found = whole_blocks(data, HEADER_BYTES, _BLOCK_MAGIC, block_at)
+    steps = list(chain.from_iterable(found.blocks))
+    return Found(steps, found.end, found.n_bytes_skipped, found.n_bytes_torn)
 
 
 def _block_at(data: bytes, place: int, shape: TraceShape) -> tuple[list[Step], int] | None:

@@ -113,7 +113,9 @@ def _report_recall(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.markup import escape
 
-    from .simulate_recall import losses, read_guesses, recall_facts, recall_table
+    from protocol.files.block_file import losses
+
+    from .simulate_recall import read_guesses, recall_facts, recall_table
 
     if args.trace or args.synthetic:
         raise ConfigError("--predictions stands alone, without a TRACE and --synthetic")

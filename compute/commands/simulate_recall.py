@@ -62,16 +62,6 @@ def read_guesses(path: Path) -> tuple[GuessShape, FoundGuesses]:
     return shape, found
 
 
-def losses(path: Path, found: FoundGuesses) -> list[str]:
-    """Return what was left out of the file, a line each."""
-    notes = []
-    if found.n_bytes_skipped:
-        notes.append(f"{path}: {found.n_bytes_skipped} damaged bytes left out")
-    if found.n_bytes_torn:
-        notes.append(f"{path}: {found.n_bytes_torn} bytes at the end are no whole block")
-    return notes
-
-
 def recalls(shape: GuessShape, records: NDArray[np.void]) -> list[Recall]:
     """Return the recall at each distance that the model has layers for."""
     picks = records["picks"]

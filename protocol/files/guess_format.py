@@ -19,12 +19,15 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
+
+from .block_file import whole_blocks
 
 MAGIC = b"HRAHEAD\n"
 VERSION = 1
@@ -102,37 +105,27 @@ def encode_block(records: NDArray[np.void]) -> bytes:
 
 def decode_blocks(data: bytes, shape: GuessShape) -> FoundGuesses:
     """Read the blocks of a whole file's bytes, past its header."""
-    parts: list[NDArray[np.void]] = []
-    place = end = HEADER_BYTES
-    skipped = 0
-    while place < len(data):
-        records = _block_at(data, place, shape)
-        if records is None:
-            following = data.find(_BLOCK_MAGIC, place + 1)
-            place = len(data) if following < 0 else following
-            continue
-        skipped += place - end
-        parts.append(records)
-        place = end = place + BLOCK_BYTES + records.nbytes
-    joined = np.concatenate(parts) if parts else np.zeros(0, shape.record)
-    return FoundGuesses(joined, end, skipped, len(data) - end)
+    block_at = partial(_block_at, data, shape=shape)
+    found = whole_blocks(data, HEADER_BYTES, _BLOCK_MAGIC, block_at)
+    joined = np.concatenate(found.blocks) if found.blocks else np.zeros(0, shape.record)
+    return FoundGuesses(joined, found.end, found.n_bytes_skipped, found.n_bytes_torn)
 
 
-def _block_at(data: bytes, place: int, shape: GuessShape) -> NDArray[np.void] | None:
-    """Return the records of the block at `place`, or None: no whole block."""
+def _block_at(data: bytes, place: int, shape: GuessShape) -> tuple[NDArray[np.void], int] | None:
+    """Return the records of the block at `place` and where it ends, or None: no whole block."""
     if len(data) - place < BLOCK_BYTES:
         return None
     magic, n_records, n_bytes, _, checksum = _BLOCK.unpack_from(data, place)
-    first = place + BLOCK_BYTES
-    whole = first + n_bytes <= len(data) and n_bytes == n_records * shape.record.itemsize
+    first, end = place + BLOCK_BYTES, place + BLOCK_BYTES + n_bytes
+    whole = end <= len(data) and n_bytes == n_records * shape.record.itemsize
     if magic != _BLOCK_MAGIC or not whole:
         return None
     digest = xxhash.xxh3_64(data[place : first - 8])
-    digest.update(memoryview(data)[first : first + n_bytes])
+    digest.update(memoryview(data)[first:end])
     if digest.intdigest() != checksum:
         return None
     records = np.frombuffer(data, shape.record, n_records, first)
-    return records if _make_sense(records, shape) else None
+    return (records, end) if _make_sense(records, shape) else None
 
 
 def _make_sense(records: NDArray[np.void], shape: GuessShape) -> bool:

@@ -79,8 +79,7 @@ class Runner:
         if self._step.ahead is not None and lookahead:
             self._foresight = Foresight(self._step.ahead, experts, lookahead, self.counters)
         self._launches = Launches(self._step, experts.places, mode, self.counters, timer)
-        self._boundaries = Boundaries.of(config, boundaries)
-        self._rate = MissRate(self._boundaries)
+        self._rate = MissRate(Boundaries.of(config, boundaries))
         self._headers = Headers(self._step.buffers.headers, config.n_experts)
         self._rows = RowFeed(model.hash, experts, self._step.engram)
         self._check_routes: RouteCheck | None = None

@@ -82,9 +82,14 @@ class ArenaLink:
 
         Raises DaemonLost.
         """
+        self._take_new()
+        self.acknowledge()
+
+    def _take_new(self) -> bool:
+        """Apply what has come; whether anything had."""
         arrived, resizes = self.client.changes(), self.client.memory_changes()
-        if not arrived and not resizes and self._table.version == self._acked:
-            return
+        if not arrived and not resizes:
+            return False
         self._stop_reading()
         for changes in arrived:
             self._apply(changes.from_version, changes.to_version, changes.changes)
@@ -95,9 +100,23 @@ class ArenaLink:
             else:
                 self.client.added(resized)
                 self._acked = -1
+        return True
+
+    def acknowledge(self) -> None:
+        """Say what is applied, unless that was said: nothing reads by an older table any more.
+
+        Raises DaemonLost.
+        """
         if self._table.version != self._acked:
             self.client.ack(self._table.version)
             self._acked = self._table.version
+
+    def _acknowledge_if_there(self) -> None:
+        """As `acknowledge`; a lost daemon is left for the next request to find."""
+        try:
+            self.acknowledge()
+        except DaemonLost as lost:
+            _LOG.debug("beside a step: %s", lost)
 
     def _stop_reading(self) -> None:
         """Nothing: no copy is ever unfinished here."""

@@ -108,6 +108,14 @@ class DeviceCopies:
             self._finish(copy)
         self._under_way.clear()
 
+    def drop_moved(self) -> None:
+        """Wait for the copies whose key has left its slot, and drop them: the rest goes on."""
+        for copy in [copy for copy in self._under_way if self._has_moved(copy)]:
+            if copy.done is not None:
+                copy.done.synchronize()
+            self._under_way.remove(copy)
+            self._cache.abandon(copy.promotion)
+
     def abandon(self) -> None:
         """Drop what is chosen, and what is under way once it has ended."""
         for copy in self._under_way:
@@ -142,14 +150,16 @@ class DeviceCopies:
 
     def _finish(self, copy: _Copy) -> None:
         """Enter a copy that has ended, unless its key moved meanwhile."""
-        key = copy.promotion.key
-        if self._slot_of(key) != copy.source:
+        if self._has_moved(copy):
             self._cache.abandon(copy.promotion)
             return
         if copy.done is not None:
             torch.cuda.current_stream().wait_event(copy.done)
         self._cache.finish(copy.promotion)
-        self._note(key)
+        self._note(copy.promotion.key)
+
+    def _has_moved(self, copy: _Copy) -> bool:
+        return self._slot_of(copy.promotion.key) != copy.source
 
     def _note(self, key: int) -> None:
         self.moved.add(divmod(key, self._places.n_experts))

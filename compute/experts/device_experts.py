@@ -11,6 +11,7 @@ but for copies; a Touch changes none. One thread uses it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from compute.model.sources import ExpertMatrices, Resident
+from protocol.errors import DaemonLost
 from protocol.wire.client import ExpertClient
 from protocol.wire.messages import Added, Drop
 
@@ -29,6 +31,7 @@ from .registered_arena import RegisteredArena, Registrar
 from .request_io import Waiting
 from .tiers import ExpertTiers
 
+_LOG = logging.getLogger("headrace.compute")
 MOST_PROMOTIONS = 8  # a step: 150 MB of the released model's experts
 _TIER_STEPS = 64  # steps between two writings of the tier bytes
 
@@ -61,7 +64,8 @@ class DeviceExperts(MissClient):
         )
         self._registrar = registrar
         self._registered: RegisteredArena | None = None
-        self._untold: tuple[int, NDArray[np.int64]] | None = None  # the last step and its picks
+        self._untold: tuple[int, NDArray[np.uint16]] | None = None  # the last step and its picks
+        self._uncounted: NDArray[np.uint16] | None = None  # the same, told by now
         super().__init__(client, shapes, waiting, places.device)
 
     def close(self) -> None:
@@ -73,27 +77,35 @@ class DeviceExperts(MissClient):
 
     # for the runner
 
-    def settle(self) -> None:
+    def settle(self, *, is_busy: bool = True) -> None:
         """At a launch boundary: bring the device's table up to date, begin the copies chosen.
+
+        is_busy  whether the device has something to do meanwhile; where not, only what the arena
+                 has no more, or has anew, is brought up to date
 
         A daemon known to be lost is waited for. Raises DaemonLost and RequestCancelled.
         """
         self.recover_if_lost()
-        self._settle()
+        self._settle(is_busy=is_busy)
 
-    def _settle(self) -> None:
+    def _settle(self, *, is_busy: bool) -> None:
         self._copies.take_ended()
         changed = self._table.take_changed()
         has_news = self._registered is not None and self._registered.take_news()
+        moved = self._copies.moved
         if changed is None or has_news:
             self._replace_table()
+            moved.clear()
         else:
-            keys = changed | self._copies.moved
+            # An old entry does no harm: a slot of the device cache is overwritten by a copy that
+            # has begun, one of the arena after a change that is among these.
+            keys = changed | moved if is_busy else changed
             self.places.push(
                 [(layer, expert, self._entry(layer, expert)) for layer, expert in keys]
             )
-        self._copies.moved.clear()
-        self._copies.begin_chosen()
+            moved -= keys
+        if is_busy:
+            self._copies.begin_chosen()
 
     def fetch(self, layer: int, picks: Sequence[int], hints: Hints = ()) -> None:
         """Bring a layer's absent picks to where the device reads; the device must be idle.
@@ -111,7 +123,7 @@ class DeviceExperts(MissClient):
                 self._fetch(layer, group, hints)
             if self._registered is not None:
                 self._registered.wait_for(self._table.slots[layer][expert] for expert in group)
-        self._settle()
+        self._settle(is_busy=False)  # a copy would share its way with what is read in place now
 
     def end_token(self, picks: NDArray[np.int64], n_misses: int, n_on_device: int) -> None:
         """Note a token's picks [n_layers, top_k]: n_misses were nowhere, n_on_device in the cache.
@@ -121,25 +133,37 @@ class DeviceExperts(MissClient):
         n_hits = picks.size - n_misses
         self.io.hits += n_hits
         self.io.hits_device += min(n_hits, n_on_device)
-        self._untold = (self._step, picks)
+        pairs = np.empty((picks.size, 2), np.uint16)
+        pairs[:, 0] = np.repeat(np.arange(len(picks)), picks.shape[1])
+        pairs[:, 1] = picks.reshape(-1)
+        self._untold = (self._step, pairs)
         self._step += 1
 
     def report(self) -> None:
-        """Tell the daemon the last token's picks, choose what is to be copied to the device.
+        """Say and choose all that `report_part` would."""
+        while self.report_part():
+            pass
 
-        Nothing of it changes what the device reads: it may be running.
+    def report_part(self) -> bool:
+        """Do the next of what a token leaves to be done; whether there was anything.
+
+        Acknowledge the table, tell the daemon the token's picks, choose what is to be copied to the
+        device. Nothing of it changes what the device reads: it may be running, by a table that has
+        all that is acknowledged. A lost daemon is left for the next request to find.
         """
-        if self._untold is None:
-            return
-        step, picks = self._untold
-        self._untold = None
-        n_layers, top_k = picks.shape
-        pairs = np.empty((picks.size, 2), np.uint16)
-        pairs[:, 0] = np.repeat(np.arange(n_layers), top_k)
-        pairs[:, 1] = picks.reshape(-1)
-        self._touch(step, pairs)
-        if self.cache.n_slots:
-            self._choose(keys_of(pairs[:, 0], pairs[:, 1], self.places.n_experts))
+        if self._untold is not None:
+            step, pairs = self._untold
+            self._untold, self._uncounted = None, pairs
+            self._touch(step, pairs)
+        elif self._uncounted is not None:
+            pairs, self._uncounted = self._uncounted, None
+            if self.cache.n_slots:
+                self._choose(keys_of(pairs[:, 0], pairs[:, 1], self.places.n_experts))
+        elif self._table.version != self._acked and not self.client.lost:
+            self._acknowledge_if_there()
+        else:
+            return False
+        return True
 
     def hint(self, layer: int, experts: Sequence[int]) -> None:
         """Tell which experts a layer of this step may want, best first; a loss costs nothing.
@@ -149,8 +173,16 @@ class DeviceExperts(MissClient):
         self.client.hint(self._step, layer, experts)
 
     def take_arrived(self) -> None:
-        """Before a step, the device idle: what the daemon says it has retired or resized."""
-        self._take_changes_if_there()
+        """Before a step, the device idle: what the daemon says it has retired or resized.
+
+        What only an answer changed is acknowledged by `report`, beside what the device does.
+        """
+        try:
+            if self._take_new():
+                self.acknowledge()
+                self._settle(is_busy=False)
+        except DaemonLost as lost:
+            _LOG.debug("between steps: %s", lost)
 
     # MissClient
 
@@ -206,7 +238,12 @@ class DeviceExperts(MissClient):
     def take_changes(self) -> None:
         """As MissClient's; then the device's table is up to date as well."""
         super().take_changes()
-        self._settle()
+        self._settle(is_busy=False)
+
+    def acknowledge(self) -> None:
+        """As ArenaLink's, once no copy reads a slot that the table has no more."""
+        self._copies.drop_moved()
+        super().acknowledge()
 
     def _stop_reading(self) -> None:
         """End the copies, since what is retired may be their source."""

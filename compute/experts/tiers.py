@@ -23,6 +23,7 @@ from protocol.errors import ConfigError
 from protocol.files.slice_map import FP4
 
 from .arena_view import PieceShapes
+from .staged_triples import StagedTriples
 
 Triples = Sequence[tuple[int, int, int]]  # (layer, expert, slot of the table or -1)
 
@@ -59,6 +60,7 @@ class ExpertTiers:
         self.addresses = torch.zeros(0, dtype=torch.int64, device=device)
         self.host_addresses = np.zeros(0, np.int64)
         self._n_arena = 0
+        self._staged = StagedTriples(device)
 
     def set_arena(self, starts: NDArray[np.int64]) -> bool:
         """Take the addresses at which the arena's slots begin; whether `addresses` moved.
@@ -97,10 +99,8 @@ class ExpertTiers:
                     f"slot change ({layer}, {expert}, {slot}) is outside {n_layers} x "
                     f"{self.n_experts} keys and {n_slots} slots"
                 )
-        host = torch.tensor(triples, dtype=torch.int32)
-        if self.device.type == "cuda":
-            host = host.pin_memory().to(self.device, non_blocking=True)
-        update_slots(self.table, host, n_slots)
+        for some in self._staged.on_device(triples):
+            update_slots(self.table, some, n_slots)
         for layer, expert, slot in triples:
             self.host_table[layer, expert] = slot
 

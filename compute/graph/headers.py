@@ -1,42 +1,69 @@
 """What the routing kernels leave for the host: a layer's flag, picks, weights and slots.
 
-Invariants: a pick is validated before anything is asked for because of it.
+The kernels write into the host's own memory, so a layer's header is there while the layers behind
+it still run. Invariants: a header is used once all of its words have come, in whatever order; a
+pick is validated before anything is asked for because of it.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.errors import ShardError
 
+_NOT_YET = -0x7FFF_FFFF  # no count, no pick, no slot; the bits of no weight, which is positive
+_LOOKS = 64  # between two questions whether the device has ended
+WAIT_S = 60.0
+
 
 class Headers:
-    """The host's copy of the device's headers [n_layers, 1 + 3 * top_k] i32.
+    """Headers [n_layers, 1 + 3 * top_k] i32 in the host's memory, page-locked where a GPU writes.
 
     A row: number of absent picks, picks ascending, the bits of their weights, their slots.
     """
 
-    def __init__(self, device_headers: Tensor, n_experts: int) -> None:
-        self._device = device_headers
-        pinned = device_headers.is_cuda
-        self._host = torch.zeros(device_headers.shape, dtype=torch.int32, pin_memory=pinned)
-        self._rows: NDArray[np.int32] = self._host.numpy()
+    def __init__(self, rows: Tensor, n_experts: int) -> None:
+        self._rows: NDArray[np.int32] = rows.numpy()
         self._n_experts = n_experts
-        self.top_k = (device_headers.shape[1] - 1) // 3
+        self.top_k = (rows.shape[1] - 1) // 3
 
-    def read(self, first: int, end: int) -> None:
-        """Start copying the rows of layers first to end - 1; they are there after a wait."""
-        self._host[first:end].copy_(self._device[first:end], non_blocking=True)
+    def expect(self, first: int, end: int) -> None:
+        """Layers first to end - 1 are launched next; nothing writes their headers now."""
+        self._rows[first:end] = _NOT_YET
 
-    def n_absent(self, first: int, end: int) -> list[int]:
-        """Return the number of absent picks of each layer."""
-        absent: list[int] = self._rows[first:end, 0].tolist()
-        return absent
+    def first_flagged(self, first: int, end: int, has_ended: Callable[[], bool]) -> int:
+        """Wait for the layers' headers in turn; the first with an absent pick, -1 where none has.
+
+        has_ended  whether the device has done all that was launched
+
+        Raises ShardError for a header that did not come by then, or in 60 s.
+        """
+        for layer in range(first, end):
+            self._await(layer, has_ended)
+            if self._rows[layer, 0]:
+                return layer
+        return -1
+
+    def _await(self, layer: int, has_ended: Callable[[], bool]) -> None:
+        looks, late = 0, time.monotonic() + WAIT_S
+        while not self._has_come(layer):
+            if looks % _LOOKS == 0:
+                if has_ended() and not self._has_come(layer):
+                    raise ShardError(f"layer {layer}: the device ended without its header")
+                if time.monotonic() > late:
+                    raise ShardError(f"layer {layer}: waited {WAIT_S:g} s for its header")
+            looks += 1
+            time.sleep(0)  # lets go of the interpreter
+
+    def _has_come(self, layer: int) -> bool:
+        row = self._rows[layer]
+        return bool(row[0] != _NOT_YET) and not (row == _NOT_YET).any()
 
     def picks(self, layer: int) -> list[int]:
         """Return a layer's picks, ascending. Raises ShardError where they are none."""

@@ -33,10 +33,11 @@ from .launches import BY_LAYER, Launches
 from .recording import GraphCounters
 from .route_check import RouteCheck
 from .row_feed import RowFeed
-from .segments import Boundaries, MissRate, Segment, flagged, pieces
+from .segments import Boundaries, MissRate, Segment, pieces
 from .timings import StepTimer
 
 _MOST_HINTS = 64
+_LAYERS_A_PART = 2  # that the device computes while the host does a part of its report
 _LOG_STEPS = 32  # between two lines of counts
 
 
@@ -149,11 +150,9 @@ class Runner:
         if self._foresight is not None:
             self._foresight.begin()
         n_missed, n_flagged = self._experts.io.misses, 0
-        segments = self._segments()
-        longest = max(segments, key=lambda segment: segment[1] - segment[0])
-        for segment in segments:
+        for segment in self._segments():
             try:
-                n_flagged += self._run_segment(segment, reports=segment == longest)
+                n_flagged += self._run_segment(*segment)
             except BaseException:
                 self._wait()  # what was launched before reads the arena
                 if self._timer is not None:
@@ -199,18 +198,14 @@ class Runner:
             return [(layer, layer + 1) for layer in range(self._config.n_layers)]
         return self._rate.segments()
 
-    def _run_segment(self, segment: Segment, *, reports: bool) -> int:
-        """Launch a segment and whatever its misses ask for; return its flagged layers.
-
-        Where the device has most to do, the host `reports` the token before.
-        """
-        first, end = segment
+    def _run_segment(self, first: int, end: int) -> int:
+        """Launch a segment and whatever its misses ask for; return its flagged layers."""
         if self._foresight is not None and first:
             self._experts.take_arrived()  # what was hinted may be there
         for piece in pieces(first, end):
             self._launch_piece(*piece)
-        if reports:
-            self._experts.report()
+        for _ in range(first, end, _LAYERS_A_PART):
+            self._experts.report_part()
         n_flagged = self._repair_all(first, end)
         if self.mode == "oracle":
             self._compare(first, end)
@@ -222,15 +217,18 @@ class Runner:
         if any(first <= layer < end for layer in self._config.engram_layers):
             with self._on_host("engram"):
                 self._rows.hand_over()
-        self._settle(first, end)  # waiting for rows may have found another daemon
+        # Waiting for rows may have found another daemon.
+        self._settle(first, end, is_busy=first > 0)
         self._launches.layers(first, end)
 
-    def _settle(self, first: int, end: int) -> None:
+    def _settle(self, first: int, end: int, *, is_busy: bool = True) -> None:
         """Before layers first to end - 1 are launched: bring what they read up to date."""
-        self._experts.settle()
-        self._note_table(first, end)
+        self._experts.settle(is_busy=is_busy)
+        self._expect(first, end)
 
-    def _note_table(self, first: int, end: int) -> None:
+    def _expect(self, first: int, end: int) -> None:
+        """Layers first to end - 1 are launched next, with the table as it is now."""
+        self._headers.expect(first, end)
         if self._check_routes is not None:
             self._check_routes.note(first, end)
 
@@ -240,7 +238,7 @@ class Runner:
         while layer >= 0:
             n_flagged += 1
             self._fetch(layer, end)
-            self._note_table(layer, end)
+            self._expect(layer, end)
             self._launches.again(layer, end, eagerly=eagerly)
             again = self._first_flagged(layer, end)
             if again == layer:
@@ -265,24 +263,36 @@ class Runner:
             self._experts.fetch(layer, self._headers.picks(layer), hints[:_MOST_HINTS])
 
     def _first_flagged(self, first: int, end: int) -> int:
-        """Wait for the headers of layers first to end - 1; the first with an absent pick, or -1."""
-        self._headers.read(first, end)
+        """Wait for the headers of layers first to end - 1; the first with an absent pick, or -1.
+
+        Where there is one, or nothing is to follow, the device is idle then.
+        """
         if self._step.ahead is not None:
             self._step.ahead.read(first, end)
         if end == self._config.n_layers:
             self._likeliest.copy_(self._step.buffers.likeliest, non_blocking=True)
-        if self._timer is None:
-            self._wait()
-        else:
-            with self._timer.waiting():
+        with nullcontext() if self._timer is None else self._timer.waiting():
+            found = self._headers.first_flagged(first, end, self._has_ended)
+            if found >= 0 or end == self._config.n_layers or self._is_watched:
                 self._wait()
         if self._check_routes is not None:
             self._check_routes.check(self.sequence.position, first, end)
-        found = flagged(self._headers.n_absent(first, end), first)
         if self._foresight is not None:
             # By the input of the last layer that has a true one: a flagged layer's is true.
             self._foresight.tell(found if found >= 0 else end - 1, end)
         return found
+
+    @property
+    def _is_watched(self) -> bool:
+        """Whether somebody looks at each segment once it has ended."""
+        watchers = (self._step.ahead, self._tracer, self._timer, self._check_routes)
+        return self.mode == "oracle" or any(watcher is not None for watcher in watchers)
+
+    def _has_ended(self) -> bool:
+        """Whether the device has done all that was launched."""
+        if self._model.device.type == "cuda":
+            return bool(torch.cuda.current_stream().query())
+        return True
 
     def _wait(self) -> None:
         """The only wait for the device in a step without misses."""

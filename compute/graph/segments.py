@@ -7,7 +7,6 @@ layer is none of segments but of pieces: what it costs to wait for headers there
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.files.model_config import ModelConfig
@@ -16,8 +15,8 @@ Segment = tuple[int, int]  # layers first to end - 1
 
 KINDS = ("auto", "whole", "source-layers")
 LENGTHS = (1, 2, 4, 8, 16)  # and the whole rest
-# A wait for headers costs about as much as so many layers; only the ratio matters.
-WAIT_LAYERS = 0.15
+# A boundary costs about as much as so many layers; only the ratio matters.
+WAIT_LAYERS = 0.05
 _KEPT = 0.98  # of the old rate at each step
 
 
@@ -118,11 +117,3 @@ def pieces(first: int, end: int) -> list[Segment]:
         found.append((first, min(first + length, end)))
         first += length
     return found
-
-
-def flagged(n_absent: Sequence[int], first: int) -> int:
-    """Return the first layer with an absent pick, -1 for none; `n_absent` begins at `first`."""
-    for place, n in enumerate(n_absent):
-        if n:
-            return first + place
-    return -1

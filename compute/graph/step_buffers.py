@@ -38,7 +38,7 @@ class RouteRecord:
 
 
 class StepBuffers:
-    """Device tensors of one token; a leading 1 is the token."""
+    """Tensors of one token, on the device but for the headers; a leading 1 is the token."""
 
     def __init__(self, config: ModelConfig, numerics: Numerics, device: torch.device) -> None:
         n_layers, n_streams, hidden = config.n_layers, config.hc_mult, config.hidden_size
@@ -64,8 +64,11 @@ class StepBuffers:
         self.post, self.comb = f32(1, n_streams), f32(1, n_streams, n_streams)
         self.row = f32(1, hidden)  # what a sublayer reads
         self.rounded = f32(1, hidden)  # the same, rounded to fp8
+        # In the host's memory: the routing kernels write there.
         self.headers = torch.zeros(
-            (n_layers, 1 + 3 * config.top_k), dtype=torch.int32, device=device
+            (n_layers, 1 + 3 * config.top_k),
+            dtype=torch.int32,
+            pin_memory=device.type == "cuda",
         )
         self.pointers = torch.zeros((3, config.top_k), dtype=torch.int64, device=device)
         self.weights = f32(config.top_k)

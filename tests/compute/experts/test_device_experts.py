@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,10 +60,93 @@ def test_a_key_that_is_retired_before_its_copy_begins_is_not_copied(made: Rig) -
     picked(experts, daemon, 3)
     daemon.drop(LAYER, 3)
     experts.take_changes()
-    experts.settle()
+    for _ in range(2):  # the copies of the others begin, and have ended
+        experts.settle()
     assert entry(made, 3) == -1
     assert not experts.cache._moving
     assert len(experts.cache._free) + len(experts.cache.resident) == 16
+
+
+def test_before_an_idle_device_only_what_the_arena_changed_enters(made: Rig) -> None:
+    experts, daemon = made.experts, made.daemon
+    experts.settle()
+    picked(experts, daemon, 3)
+    experts.settle(is_busy=False)
+    assert not experts._copies._under_way  # a copy can wait
+    experts.settle()
+    daemon.drop(LAYER, 5)
+    experts.take_arrived()
+    experts.settle(is_busy=False)
+    assert entry(made, 5) == -1
+    assert entry(made, 3) >= 16  # and so can what it brought: the arena has it still
+    experts.settle()
+    assert 0 <= entry(made, 3) < 16
+
+
+def test_what_was_copied_enters_at_once_where_the_arena_gives_up_its_slot(made: Rig) -> None:
+    experts, daemon = made.experts, made.daemon
+    experts.settle()
+    picked(experts, daemon, 3)
+    for is_busy in (True, False):  # begun, then ended
+        experts.settle(is_busy=is_busy)
+    assert entry(made, 3) >= 16
+    daemon.drop(LAYER, 3)
+    experts.take_arrived()
+    experts.settle(is_busy=False)
+    assert 0 <= entry(made, 3) < 16
+
+
+def test_a_token_is_reported_part_by_part(made: Rig) -> None:
+    experts, daemon = made.experts, made.daemon
+    experts.settle()
+    experts.report()
+    daemon.drop(LAYER, 5)
+    experts._take_new()
+    daemon.events.clear()
+    experts.end_token(np.array([[3]] * daemon.table.shape[0]), 0, 0)
+    assert experts.report_part()
+    assert daemon.events == ["touch"]
+    assert not experts._copies._chosen
+    assert experts.report_part()
+    assert daemon.events == ["touch"]
+    assert experts._copies._chosen
+    assert experts.report_part()
+    assert daemon.events == ["touch", "ack"]
+    assert not experts.report_part()
+
+
+class _Unfinished:
+    """The event of a copy that ends when it is waited for."""
+
+    waited = False
+
+    def query(self) -> bool:
+        return self.waited
+
+    def synchronize(self) -> None:
+        self.waited = True
+
+
+def test_no_slot_is_given_up_that_a_copy_still_reads(made: Rig) -> None:
+    experts, daemon = made.experts, made.daemon
+    experts.settle()
+    picked(experts, daemon, 3)
+    experts.settle()
+    copies = experts._copies
+    events = [_Unfinished() for _ in copies._under_way]
+    copies._under_way = [
+        replace(copy, done=event)  # type: ignore[arg-type]
+        for copy, event in zip(copies._under_way, events, strict=True)
+    ]
+    keys = [copy.promotion.key for copy in copies._under_way]
+    gone = keys.index(LAYER * made.experts.places.n_experts + 3)
+    daemon.drop(LAYER, 3)
+    (changes,) = daemon.changes()
+    experts._apply(changes.from_version, changes.to_version, changes.changes)
+    experts.acknowledge()
+    assert [event.waited for event in events] == [place == gone for place in range(len(events))]
+    assert len(copies._under_way) == len(events) - 1
+    assert daemon.applied == daemon.version
 
 
 def test_a_copy_that_has_ended_counts_though_its_source_is_given_to_another_key(made: Rig) -> None:

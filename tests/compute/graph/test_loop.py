@@ -20,6 +20,7 @@ MODES = ["eager", "layer", "segment"]
 def launches_noted(rig: Rig) -> None:
     """Write launches and waits down among what the daemon is told."""
     launch, wait, events = rig.runner._launches._launch, rig.runner._wait, rig.daemon.events
+    headers = rig.runner._headers.first_flagged
 
     def noted(*args: Any) -> None:
         events.append("launch")
@@ -29,6 +30,11 @@ def launches_noted(rig: Rig) -> None:
         events.append("wait")
         wait()
 
+    def looked(*args: Any) -> int:
+        events.append("headers")
+        return headers(*args)
+
+    rig.runner._headers.first_flagged = looked  # type: ignore[assignment, method-assign]
     rig.runner._launches._launch = noted  # type: ignore[assignment, method-assign]
     rig.runner._wait = waited  # type: ignore[method-assign]
 
@@ -41,19 +47,19 @@ def test_a_segments_pieces_go_without_a_wait_and_then_the_token_before_is_told()
     for token in (8, 9):
         made.daemon.events.clear()
         made.runner.step(token)
-        assert made.daemon.events == ["rows", *["launch"] * 4, "touch", "wait"]
+        assert made.daemon.events == ["rows", *["launch"] * 4, "touch", "headers", "wait"]
 
 
-def test_a_tokens_picks_are_told_while_the_next_ones_longest_segment_runs() -> None:
+def test_segments_follow_each_other_without_a_wait_and_the_host_speaks_meanwhile() -> None:
     made = make_rig(mode="segment", boundaries="source-layers")
     made.prefill(PROMPT)
     made.runner.step(7)
     launches_noted(made)
     made.daemon.events.clear()
     made.runner.step(8)
-    events = [event for event in made.daemon.events if event in {"launch", "touch", "wait"}]
-    rest = ["launch", "launch", "wait", "launch", "wait"]  # layers 5 to 7, 7
-    assert events == ["launch", "launch", "wait", "launch", "launch", "touch", "wait", *rest]
+    first, second = ["launch", "launch", "touch", "headers"], ["launch", "launch", "headers"]
+    rest = ["launch", "launch", "headers", "launch", "headers"]  # layers 5 to 7, 7
+    assert made.daemon.events == ["rows", *first, *second, *rest, "wait"]
 
 
 def test_a_request_for_experts_leaves_after_what_the_token_before_used() -> None:
@@ -153,6 +159,7 @@ def test_pythons_blocks_do_not_grow(mode: str, n_device: int) -> None:
     made.prefill(PROMPT)
     steps(made, 20)
     made.runner._launches._launch = lambda *_: None  # type: ignore[method-assign]
+    made.runner._headers.expect = lambda *_: None  # type: ignore[method-assign]
     grown = []
     for _ in range(3):  # what comes once is in one of them, a leak in all
         made.runner.finish()
@@ -228,4 +235,4 @@ def test_a_steady_step_waits_for_headers_alone(
         steps(made, 10, token)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert len(waits) == 10 * len(made.runner._segments())
+    assert len(waits) == 10  # one at a token's end

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from compute.graph.segments import KINDS, Boundaries, MissRate, flagged, pieces
+from compute.graph.segments import KINDS, Boundaries, MissRate, pieces
 from protocol.files.checkpoint import open_checkpoint, resolve_model
 
 CONFIG = open_checkpoint(resolve_model("demo")).config
@@ -61,8 +61,3 @@ def test_a_rate_may_be_assumed() -> None:
     for _ in range(600):
         other.note(20)
     assert rate.length() == other.length() == 1
-
-
-def test_the_first_flag_is_found() -> None:
-    assert flagged([0, 0, 2, 1], 5) == 7
-    assert flagged([0, 0], 5) == -1

@@ -80,6 +80,10 @@ class ForgetfulExperts(DeviceExperts):
         self.cache.drop(layer * self.places.n_experts + expert)
         self._copies.moved.add((layer, expert))
 
+    def enter_moved(self) -> None:
+        """Let the device know of what was forgotten and restored; no copy begins."""
+        self._enter(moved=True)
+
     def request_all(self, wanted: Sequence[tuple[int, NDArray[np.int64]]]) -> list[int]:
         """Note how many rows are wanted."""
         return [len(rows) for _, rows in wanted]
@@ -108,6 +112,7 @@ class Bench:
             self.runner.sequence.reset()
         token = self.drawn.randrange(self.model.config.vocab_size)
         self.runner.expect(token)
+        self.experts.enter_moved()
         self._wait()
         began = time.perf_counter()
         self.runner.step(token)
@@ -127,7 +132,7 @@ class Bench:
     def reads_alone(self, keys: Sequence[Key]) -> float:
         """Seconds of the requests that a token with these misses sends."""
         self.experts.begin_step()
-        self.experts.settle()
+        self.experts.enter_moved()
         self._wait()
         began = time.perf_counter()
         for layer, expert in keys:

@@ -86,26 +86,26 @@ class DeviceExperts(MissClient):
         A daemon known to be lost is waited for. Raises DaemonLost and RequestCancelled.
         """
         self.recover_if_lost()
-        self._settle(is_busy=is_busy)
+        self._enter(moved=is_busy)
+        if is_busy:
+            self._copies.begin_chosen()
 
-    def _settle(self, *, is_busy: bool) -> None:
+    def _enter(self, *, moved: bool) -> None:
+        """Write what has changed into the device's table, with what came or went beside it.
+
+        An old entry does no harm for a while: a slot of the device cache is overwritten by a copy
+        that `settle` begins, one of the arena after a change that is always written.
+        """
         self._copies.take_ended()
         changed = self._table.take_changed()
         has_news = self._registered is not None and self._registered.take_news()
-        moved = self._copies.moved
         if changed is None or has_news:
             self._replace_table()
-            moved.clear()
-        else:
-            # An old entry does no harm: a slot of the device cache is overwritten by a copy that
-            # has begun, one of the arena after a change that is among these.
-            keys = changed | moved if is_busy else changed
-            self.places.push(
-                [(layer, expert, self._entry(layer, expert)) for layer, expert in keys]
-            )
-            moved -= keys
-        if is_busy:
-            self._copies.begin_chosen()
+            self._copies.moved.clear()
+            return
+        keys = changed | self._copies.moved if moved else changed
+        self.places.push([(layer, expert, self._entry(layer, expert)) for layer, expert in keys])
+        self._copies.moved -= keys
 
     def fetch(self, layer: int, picks: Sequence[int], hints: Hints = ()) -> None:
         """Bring a layer's absent picks to where the device reads; the device must be idle.
@@ -123,7 +123,8 @@ class DeviceExperts(MissClient):
                 self._fetch(layer, group, hints)
             if self._registered is not None:
                 self._registered.wait_for(self._table.slots[layer][expert] for expert in group)
-        self._settle(is_busy=False)  # a copy would share its way with what is read in place now
+        # No copy begins: it would share its way with what is read in place now.
+        self._enter(moved=True)
 
     def end_token(self, picks: NDArray[np.int64], n_misses: int, n_on_device: int) -> None:
         """Note a token's picks [n_layers, top_k]: n_misses were nowhere, n_on_device in the cache.
@@ -180,7 +181,7 @@ class DeviceExperts(MissClient):
         try:
             if self._take_new():
                 self.acknowledge()
-                self._settle(is_busy=False)
+                self._enter(moved=False)
         except DaemonLost as lost:
             _LOG.debug("between steps: %s", lost)
 
@@ -238,7 +239,7 @@ class DeviceExperts(MissClient):
     def take_changes(self) -> None:
         """As MissClient's; then the device's table is up to date as well."""
         super().take_changes()
-        self._settle(is_busy=False)
+        self._enter(moved=False)
 
     def acknowledge(self) -> None:
         """As ArenaLink's, once no copy reads a slot that the table has no more."""

@@ -18,14 +18,11 @@ from numpy.typing import NDArray
 from kernels.formats.fp4_expert import Fp4Shape
 from kernels.formats.k_expert import BlockShape
 from kernels.routed_m1_blocks import check_blocks
-from kernels.update_slots import update_slots
 from protocol.errors import ConfigError
 from protocol.files.slice_map import FP4
 
 from .arena_view import PieceShapes
-from .staged_triples import StagedTriples
-
-Triples = Sequence[tuple[int, int, int]]  # (layer, expert, slot of the table or -1)
+from .table_changes import TableChanges, Triples
 
 
 class ExpertTiers:
@@ -60,7 +57,7 @@ class ExpertTiers:
         self.addresses = torch.zeros(0, dtype=torch.int64, device=device)
         self.host_addresses = np.zeros(0, np.int64)
         self._n_arena = 0
-        self._staged = StagedTriples(device)
+        self._changes = TableChanges(self.table)
 
     def set_arena(self, starts: NDArray[np.int64]) -> bool:
         """Take the addresses at which the arena's slots begin; whether `addresses` moved.
@@ -99,8 +96,7 @@ class ExpertTiers:
                     f"slot change ({layer}, {expert}, {slot}) is outside {n_layers} x "
                     f"{self.n_experts} keys and {n_slots} slots"
                 )
-        for some in self._staged.on_device(triples):
-            update_slots(self.table, some, n_slots)
+        self._changes.apply(triples)
         for layer, expert, slot in triples:
             self.host_table[layer, expert] = slot
 

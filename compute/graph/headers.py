@@ -18,7 +18,7 @@ from torch import Tensor
 from protocol.errors import ShardError
 
 _NOT_YET = -0x7FFF_FFFF  # no count, no pick, no slot; the bits of no weight, which is positive
-_LOOKS = 64  # between two questions whether the device has ended
+_LOOKS = 500  # some 0.1 ms, between two questions whether the device has ended
 WAIT_S = 60.0
 
 
@@ -53,13 +53,14 @@ class Headers:
     def _await(self, layer: int, has_ended: Callable[[], bool]) -> None:
         looks, late = 0, time.monotonic() + WAIT_S
         while not self._has_come(layer):
-            if looks % _LOOKS == 0:
-                if has_ended() and not self._has_come(layer):
-                    raise ShardError(f"layer {layer}: the device ended without its header")
-                if time.monotonic() > late:
-                    raise ShardError(f"layer {layer}: waited {WAIT_S:g} s for its header")
             looks += 1
+            if looks % _LOOKS:
+                continue
             time.sleep(0)  # lets go of the interpreter
+            if has_ended() and not self._has_come(layer):
+                raise ShardError(f"layer {layer}: the device ended without its header")
+            if time.monotonic() > late:
+                raise ShardError(f"layer {layer}: waited {WAIT_S:g} s for its header")
 
     def _has_come(self, layer: int) -> bool:
         row = self._rows[layer]

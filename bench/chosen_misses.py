@@ -129,15 +129,22 @@ class Bench:
             self.experts.forget(*key)
         return found
 
-    def reads_alone(self, keys: Sequence[Key]) -> float:
-        """Seconds of the requests that a token with these misses sends."""
+    def reads_alone(self, keys: Sequence[Key], step_s: float) -> float:
+        """Seconds of the requests that a token with these misses sends, each by itself.
+
+        They leave at the token's pace, spread over the `step_s` seconds that it computes: a drive
+        and a daemon that had nothing to do for a while answer later than busy ones.
+        """
         self.experts.begin_step()
         self.experts.enter_moved()
         self._wait()
-        began = time.perf_counter()
+        total = 0.0
         for layer, expert in keys:
+            _spin(step_s / (len(keys) + 1))
+            began = time.perf_counter()
             self.experts.fetch(layer, [expert])
-        return time.perf_counter() - began
+            total += time.perf_counter() - began
+        return total
 
     def _pick(self, must: Sequence[Key]) -> None:
         """Bias the routers to keys on the device and to these."""
@@ -153,3 +160,10 @@ class Bench:
     def _wait(self) -> None:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def _spin(seconds: float) -> None:
+    """Let time pass without sleeping, as a host does that watches its device."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass

@@ -6,8 +6,8 @@ On a GPU: random dense weights of the released sizes, and experts of the release
 really reads from a checkpoint under DIR (layers x experts x 18.8 MB, deleted at the end). Without a
 GPU the demo, whose figures say nothing of a GPU's. The device cache holds every expert, the arena
 as few as may be. Before each token so many keys, drawn at random, each in a layer of its own, are
-dropped from the device cache; routers are biased to pick them. Then the same requests are
-sent again with nothing else to do: the reads alone. A miss's cost is held to the step without
+dropped from the device cache; routers are biased to pick them. Then such requests are sent at the
+same pace with nothing else to do: the reads alone. A miss's cost is held to the step without
 misses: ratio = (step - reads alone) / step without misses. What the arena gave up before it was
 copied to the device is taken back without a copy, and counted as restored.
 
@@ -201,15 +201,17 @@ def with_misses(
             continue
         n_tokens = max(8, args.tokens * 2 // max(2, n_misses))  # of many misses fewer will do
         settle_on(bench, n_misses)
-        steps, alone = alternating(bench, n_misses, n_tokens)
-        # A drive has slow moments: medians of both, taken in turn.
+        hits = rates[0]["step_ms"] / 1000 if rates else 0.0
+        steps, stalls, alone = alternating(bench, n_misses, n_tokens, hits)
+        # A drive has slow moments: medians of all, taken in turn.
         step, reads = statistics.median(steps), statistics.median(alone)
-        hits = rates[0]["step_ms"] / 1000 if rates else step
+        hits = hits or step
         rates.append(
             {
                 "misses": n_misses,
                 "tokens_s": round(len(steps) / sum(steps), 2),
                 "step_ms": round(1000 * step, 3),
+                "waited_ms": round(statistics.median(stalls), 3),
                 "reads_ms": round(1000 * reads, 3),
                 "ratio": round((step - reads) / hits, 3),
             }
@@ -219,15 +221,23 @@ def with_misses(
     return rates
 
 
-def alternating(bench: Bench, n_misses: int, n_tokens: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of tokens with so many misses, and of such reads alone, in turn."""
-    steps, alone = [], []
+def alternating(
+    bench: Bench, n_misses: int, n_tokens: int, hits_s: float
+) -> tuple[list[float], list[float], list[float]]:
+    """Return of tokens with so many misses the seconds, and the milliseconds waited for experts.
+
+    And of such reads alone, in turn with them, the seconds.
+    """
+    steps, stalls, alone = [], [], []
+    io = bench.experts.io
     for _ in range(n_tokens):
-        steps.append(bench.token(bench.forget(n_misses)))
+        keys, stalled = bench.forget(n_misses), io.stall_ms
+        steps.append(bench.token(keys))
+        stalls.append(io.stall_ms - stalled)
         keys = bench.forget(n_misses)
-        alone.append(bench.reads_alone(keys) if keys else 0.0)
+        alone.append(bench.reads_alone(keys, hits_s) if keys else 0.0)
         bench.token(keys)  # they return to the device
-    return steps, alone
+    return steps, stalls, alone
 
 
 def settle_on(bench: Bench, n_misses: int) -> None:
@@ -251,10 +261,10 @@ def say(text: str) -> None:
 def show(found: dict[str, Any]) -> None:
     """Print the table."""
     print(f"{found['device']}, {found['layers']} layers, all hits in ms: {found['hits_ms']}\n")
-    print("| misses a token | tokens a second | step, ms | its reads alone, ms | ratio |")
-    print("| --- | --- | --- | --- | --- |")
+    print("| misses a token | tokens a second | step, ms | waited in it | reads alone | ratio |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for rate in found["rates"]:
-        names = ("misses", "tokens_s", "step_ms", "reads_ms", "ratio")
+        names = ("misses", "tokens_s", "step_ms", "waited_ms", "reads_ms", "ratio")
         print("| " + " | ".join(f"{rate[name]:g}" for name in names) + " |")
     print()
 

@@ -31,8 +31,8 @@ def update_slots(table: Tensor, triples: Tensor, n_slots: int) -> None:
     """Write slot changes into the slot table: table[layer, expert] = slot.
 
     table    [L, E] i32, contiguous: a slot, or -1
-    triples  [n, 3] i32, contiguous, on the same device: layer, expert, slot or -1; no two of one
-             layer and expert, which `unique_triples` sees to
+    triples  [n, 3] i32, contiguous, on the same device or in page-locked memory of the host: layer,
+             expert, slot or -1; no two of one layer and expert, which `unique_triples` sees to
     n_slots  slots that exist
 
     A triple that is out of range writes nothing: `unique_triples` has refused it before. Bits equal
@@ -45,7 +45,8 @@ def update_slots(table: Tensor, triples: Tensor, n_slots: int) -> None:
         raise ValueError(
             f"update_slots: triples {tuple(triples.shape)} {triples.dtype}, wanted [n, 3] i32"
         )
-    if not triples.is_contiguous() or triples.device != table.device:
+    is_near = triples.device == table.device or (table.is_cuda and triples.is_pinned())
+    if not triples.is_contiguous() or not is_near:
         raise ValueError("update_slots: triples must be contiguous and lie beside the table")
     if not runs_kernels(table):
         reference.update_slots(table, triples, n_slots)

@@ -80,6 +80,11 @@ class DeviceCopies:
             if promotion.victim >= 0:
                 self._note(promotion.victim)
 
+    @property
+    def has_chosen(self) -> bool:
+        """Whether there are copies to begin."""
+        return bool(self._chosen)
+
     def begin_chosen(self) -> None:
         """At a launch boundary, the victims' entries having left the table: begin the copies."""
         chosen, self._chosen = self._chosen, []

@@ -6,7 +6,7 @@ stream that launches before its slot is overwritten on the stream that copies; t
 is `busy` until the copy has ended; the new entry enters at a launch boundary after that. A slot of
 a chunk that is not registered yet counts as absent on the device: a pick there waits for its chunk,
 which is registered next. Nothing runs on the device while a message is sent that may change a slot,
-but for copies; a Touch changes none. One thread uses it.
+but for copies, which begin before it; a Touch changes none. One thread uses it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class DeviceExperts(MissClient):
     # for the runner
 
     def settle(self, *, is_busy: bool = True) -> None:
-        """At a launch boundary: bring the device's table up to date, begin the copies chosen.
+        """At a launch boundary: bring the device's table up to date.
 
         is_busy  whether the device has something to do meanwhile; where not, only what the arena
                  has no more, or has anew, is brought up to date
@@ -87,14 +87,19 @@ class DeviceExperts(MissClient):
         """
         self.recover_if_lost()
         self._enter(moved=is_busy)
-        if is_busy:
+
+    def begin_copies(self) -> None:
+        """At a launch boundary: begin the copies chosen, unless the arena's daemon is lost."""
+        if self._copies.has_chosen and not self.client.lost:
+            if self._copies.moved:  # a victim's entry leaves before its slot is overwritten
+                self._enter(moved=True)
             self._copies.begin_chosen()
 
     def _enter(self, *, moved: bool) -> None:
         """Write what has changed into the device's table, with what came or went beside it.
 
-        An old entry does no harm for a while: a slot of the device cache is overwritten by a copy
-        that `settle` begins, one of the arena after a change that is always written.
+        An old entry does no harm for a while: a slot of the device cache is overwritten by a copy,
+        before which all is written, one of the arena after a change that is always written.
         """
         self._copies.take_ended()
         changed = self._table.take_changed()
@@ -118,12 +123,12 @@ class DeviceExperts(MissClient):
         slots = self._table.slots[layer]
         n_absent = sum(slots[expert] < 0 for expert in group)
         self.io.misses += n_absent
+        self.begin_copies()  # while the drive is waited for the way to the device is free
         with self._stall():
             if n_absent:  # else all of them lie in chunks that are not registered yet
                 self._fetch(layer, group, hints)
             if self._registered is not None:
                 self._registered.wait_for(self._table.slots[layer][expert] for expert in group)
-        # No copy begins: it would share its way with what is read in place now.
         self._enter(moved=True)
 
     def end_token(self, picks: NDArray[np.int64], n_misses: int, n_on_device: int) -> None:

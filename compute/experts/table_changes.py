@@ -1,7 +1,8 @@
 """Slot changes on their way into the device's table, by recorded launches.
 
 After a miss the host has slept, and each call into the driver costs it several times as much as in
-a loop: so a change is one replay of a graph, over page-locked memory that is made once.
+a loop: so a change is one replay of a graph. The kernel reads page-locked memory itself: a copy
+would queue behind those of experts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ class TableChanges:
         self._rooms: list[_Room] = []
         self._next = 0
         if table.is_cuda:
-            update_slots(table, torch.full((1, 3), _NO_CHANGE, dtype=torch.int32).cuda(), _ANY_SLOT)
             self._rooms = [_Room(table) for _ in range(N_ROOMS)]
 
     def apply(self, triples: Triples) -> None:
@@ -45,14 +45,12 @@ class TableChanges:
 
 
 class _Room:
-    """Memory for some triples on the host and on the device, and the launches that use it."""
+    """Page-locked memory for some triples, and the launch that reads it."""
 
     def __init__(self, table: Tensor) -> None:
-        shape = (N_TRIPLES, 3)
         self._table = table
-        self._host = torch.full(shape, _NO_CHANGE, dtype=torch.int32, pin_memory=True)
-        self._device = self._host.to(table.device)
-        self._rows = self._host.numpy()
+        self._triples = torch.full((N_TRIPLES, 3), _NO_CHANGE, dtype=torch.int32, pin_memory=True)
+        self._rows = self._triples.numpy()
         self._used = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._launch = self._recorded()
 
@@ -65,8 +63,7 @@ class _Room:
         self._used.record()
 
     def _at_once(self) -> None:
-        self._device.copy_(self._host, non_blocking=True)
-        update_slots(self._table, self._device, _ANY_SLOT)
+        update_slots(self._table, self._triples, _ANY_SLOT)
 
     def _recorded(self) -> Callable[[], None]:
         self._at_once()  # compiles the kernel, changes nothing

@@ -206,6 +206,8 @@ class Runner:
             self._launch_piece(*piece)
         for _ in range(first, end, _LAYERS_A_PART):
             self._experts.report_part()
+        if end == self._config.n_layers:
+            self._experts.begin_copies()  # no miss of this token gave them time
         n_flagged = self._repair_all(first, end)
         if self.mode == "oracle":
             self._compare(first, end)

@@ -32,6 +32,13 @@ def entry(made: Rig, expert: int) -> int:
     return int(made.experts.places.table[LAYER, expert])
 
 
+def boundary(experts: DeviceExperts, *, is_busy: bool = True) -> None:
+    """What has ended enters the table, if the device is busy; what is chosen begins."""
+    experts.settle(is_busy=is_busy)
+    if is_busy:
+        experts.begin_copies()
+
+
 def picked(experts: DeviceExperts, daemon: ArenaDaemon, *own: int) -> None:
     """A token whose layers all pick the same experts; it is told."""
     n_layers = daemon.table.shape[0]
@@ -41,16 +48,16 @@ def picked(experts: DeviceExperts, daemon: ArenaDaemon, *own: int) -> None:
 
 def test_a_promotion_begins_at_a_boundary_and_counts_at_a_later_one(made: Rig) -> None:
     experts, daemon = made.experts, made.daemon
-    experts.settle()
+    boundary(experts)
     arena_entry = 16 + int(daemon.table[LAYER, 3])
     assert entry(made, 3) == arena_entry
     picked(experts, daemon, 3)
     assert entry(made, 3) == arena_entry
     assert not experts._copies._under_way
-    experts.settle()
+    boundary(experts)
     assert entry(made, 3) == arena_entry  # it is being copied
     assert experts._copies._under_way
-    experts.settle()
+    boundary(experts)
     assert 0 <= entry(made, 3) < 16
     assert made.experts.tiers()[LAYER * 32 + 3] == 2
 
@@ -61,7 +68,7 @@ def test_a_key_that_is_retired_before_its_copy_begins_is_not_copied(made: Rig) -
     daemon.drop(LAYER, 3)
     experts.take_changes()
     for _ in range(2):  # the copies of the others begin, and have ended
-        experts.settle()
+        boundary(experts)
     assert entry(made, 3) == -1
     assert not experts.cache._moving
     assert len(experts.cache._free) + len(experts.cache.resident) == 16
@@ -69,26 +76,26 @@ def test_a_key_that_is_retired_before_its_copy_begins_is_not_copied(made: Rig) -
 
 def test_before_an_idle_device_only_what_the_arena_changed_enters(made: Rig) -> None:
     experts, daemon = made.experts, made.daemon
-    experts.settle()
+    boundary(experts)
     picked(experts, daemon, 3)
     experts.settle(is_busy=False)
     assert not experts._copies._under_way  # a copy can wait
-    experts.settle()
+    boundary(experts)
     daemon.drop(LAYER, 5)
     experts.take_arrived()
     experts.settle(is_busy=False)
     assert entry(made, 5) == -1
     assert entry(made, 3) >= 16  # and so can what it brought: the arena has it still
-    experts.settle()
+    boundary(experts)
     assert 0 <= entry(made, 3) < 16
 
 
 def test_what_was_copied_enters_at_once_where_the_arena_gives_up_its_slot(made: Rig) -> None:
     experts, daemon = made.experts, made.daemon
-    experts.settle()
+    boundary(experts)
     picked(experts, daemon, 3)
     for is_busy in (True, False):  # begun, then ended
-        experts.settle(is_busy=is_busy)
+        boundary(experts, is_busy=is_busy)
     assert entry(made, 3) >= 16
     daemon.drop(LAYER, 3)
     experts.take_arrived()
@@ -98,7 +105,7 @@ def test_what_was_copied_enters_at_once_where_the_arena_gives_up_its_slot(made: 
 
 def test_a_token_is_reported_part_by_part(made: Rig) -> None:
     experts, daemon = made.experts, made.daemon
-    experts.settle()
+    boundary(experts)
     experts.report()
     daemon.drop(LAYER, 5)
     experts._take_new()
@@ -129,9 +136,9 @@ class _Unfinished:
 
 def test_no_slot_is_given_up_that_a_copy_still_reads(made: Rig) -> None:
     experts, daemon = made.experts, made.daemon
-    experts.settle()
+    boundary(experts)
     picked(experts, daemon, 3)
-    experts.settle()
+    boundary(experts)
     copies = experts._copies
     events = [_Unfinished() for _ in copies._under_way]
     copies._under_way = [
@@ -152,7 +159,7 @@ def test_no_slot_is_given_up_that_a_copy_still_reads(made: Rig) -> None:
 def test_a_copy_that_has_ended_counts_though_its_source_is_given_to_another_key(made: Rig) -> None:
     experts, daemon = made.experts, made.daemon
     picked(experts, daemon, 3)
-    experts.settle()
+    boundary(experts)
     sources = [copy.source for copy in experts._copies._under_way]
     assert sources
     assert experts.busy_slots() == []  # ended, so entered: the window may take their slots
@@ -170,7 +177,7 @@ def test_a_request_names_the_sources_of_unfinished_copies_ascending(
         experts._table.slots[layer][3] = slots[2 - layer]
     monkeypatch.setattr("compute.experts.device_copies._has_ended", lambda _copy: False)
     picked(experts, daemon, 3)
-    experts.settle()
+    boundary(experts)
     assert [copy.source for copy in experts._copies._under_way][:3] == slots[::-1]
     absent = experts.places.table.shape[0] - 1  # of the layers that the arena begins without
     experts.fetch(absent, [int(np.flatnonzero(daemon.table[absent] < 0)[0])])
@@ -178,17 +185,60 @@ def test_a_request_names_the_sources_of_unfinished_copies_ascending(
     assert busy == tuple(sorted(copy.source for copy in experts._copies._under_way))
 
 
+def test_copies_begin_beside_a_request_that_names_their_sources(
+    made: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts, daemon = made.experts, made.daemon
+    experts.settle()
+    picked(experts, daemon, 3)
+    experts.settle()
+    assert not experts._copies._under_way  # the way to the device is the computing layers'
+    monkeypatch.setattr("compute.experts.device_copies._has_ended", lambda _copy: False)
+    absent = experts.places.table.shape[0] - 1
+    experts.fetch(absent, [int(np.flatnonzero(daemon.table[absent] < 0)[0])])
+    ((_, _, busy, _),) = daemon.asked
+    assert len(busy) == len(experts._copies._under_way) > 0
+
+
+def test_without_a_miss_copies_begin_behind_the_tokens_last_layers() -> None:
+    made = make_rig(mode="segment", n_device=64)
+    experts = made.experts
+    made.prefill([3, 911, 17])
+    made.runner.step(7)
+    experts.report()
+    assert experts._copies.has_chosen
+    n_missed, n_promoted = experts.io.misses, experts.cache.n_promoted
+    made.runner.sequence.position -= 1  # the same picks once more
+    made.runner.step(7)
+    assert experts.io.misses == n_missed
+    assert not experts._copies.has_chosen
+    experts.settle()
+    assert experts.cache.n_promoted > n_promoted
+
+
+def test_no_copy_begins_from_the_arena_of_a_lost_daemon(made: Rig) -> None:
+    experts, daemon = made.experts, made.daemon
+    experts.settle()
+    picked(experts, daemon, 3)
+    daemon.lost = "does not answer"
+    experts.begin_copies()
+    assert not experts._copies._under_way
+    daemon.lost = ""
+    experts.begin_copies()
+    assert experts._copies._under_way
+
+
 def test_a_copy_is_dropped_where_its_key_moved_before_it_ended(
     made: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experts, daemon = made.experts, made.daemon
     picked(experts, daemon, 3)
-    experts.settle()
+    boundary(experts)
     monkeypatch.setattr("compute.experts.device_copies._has_ended", lambda _copy: False)
     assert int(daemon.table[LAYER, 3]) in experts.busy_slots()
     experts._table.slots[LAYER][3] = -1
     monkeypatch.undo()
-    experts.settle()
+    boundary(experts)
     assert LAYER * 32 + 3 not in experts.cache.resident
     assert not experts.cache._moving
 
@@ -197,7 +247,7 @@ def test_a_victims_entry_leaves_the_table_before_its_slot_is_written(made: Rig) 
     experts, daemon = made.experts, made.daemon
     for _ in range(3):
         picked(experts, daemon, 0, 1, 5, 6)
-        experts.settle()
+        boundary(experts)
     assert not experts.cache._free
     begun: list[tuple[Promotion, int]] = []
     begin = experts._copies._begin
@@ -211,7 +261,7 @@ def test_a_victims_entry_leaves_the_table_before_its_slot_is_written(made: Rig) 
     experts._copies._begin = noted  # type: ignore[method-assign]
     for _ in range(12):
         picked(experts, daemon, 2, 4)
-        experts.settle()
+        boundary(experts)
     assert begun
     assert all(not 0 <= found < 16 for _, found in begun)
 
@@ -223,5 +273,5 @@ def test_a_lost_daemon_leaves_no_promotion_behind(made: Rig) -> None:
     experts._copies.abandon()
     assert not experts._copies._chosen
     assert not experts.cache._moving
-    experts.settle()
+    boundary(experts)
     assert len(experts.cache._free) == 16

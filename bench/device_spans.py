@@ -36,17 +36,23 @@ def spans_of(step: Callable[[], object], n_steps: int = 1) -> list[Span]:
     )
 
 
+def gaps_of(spans: Iterable[Span]) -> list[tuple[float, float]]:
+    """Return the gaps over LEAST_US: microseconds since the first start, and how long."""
+    found: list[tuple[float, float]] = []
+    ordered = sorted(spans)
+    reached = ordered[0].end if ordered else 0.0
+    for span in ordered[1:]:
+        if span.start - reached > LEAST_US:
+            found.append((reached - ordered[0].start, span.start - reached))
+        reached = max(reached, span.end)
+    return found
+
+
 def gap_share(spans: Iterable[Span]) -> float:
     """Return the share of gaps over LEAST_US of the time from the first start to the last end."""
     ordered = sorted(spans)
-    if not ordered:
-        return 0.0
-    begin, reached, idle = ordered[0].start, ordered[0].end, 0.0
-    for span in ordered[1:]:
-        if span.start - reached > LEAST_US:
-            idle += span.start - reached
-        reached = max(reached, span.end)
-    return idle / (reached - begin) if reached > begin else 0.0
+    whole = max(span.end for span in ordered) - ordered[0].start if ordered else 0.0
+    return sum(gap for _, gap in gaps_of(ordered)) / whole if whole > 0 else 0.0
 
 
 def busy_us(spans: Iterable[Span]) -> float:

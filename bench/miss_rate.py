@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.big_shards import tame_scales, write_big_checkpoint  # noqa: E402
 from bench.chosen_misses import CONTEXT, Bench, ForgetfulExperts  # noqa: E402
-from bench.device_spans import gap_share, spans_of  # noqa: E402
+from bench.device_spans import gap_share, gaps_of, spans_of  # noqa: E402
 from bench.rate_plot import plot  # noqa: E402
 from compute.experts.tiers import ExpertTiers  # noqa: E402
 from compute.graph.runner import Runner  # noqa: E402
@@ -181,9 +181,11 @@ def gaps_without_misses(experts: ForgetfulExperts, model: Model) -> float | None
 
     for _ in range(5):
         step()
-    found = statistics.mean(gap_share(spans_of(step)) for _ in range(10))
+    steps = [spans_of(step) for _ in range(10)]
     bench.runner.finish()
-    return round(found, 4)
+    gaps = ", ".join(f"{gap:.0f} at {at:.0f}" for at, gap in gaps_of(steps[-1]))
+    say(f"gaps of a step without misses, us: {gaps}")
+    return round(statistics.mean(map(gap_share, steps)), 4)
 
 
 def with_misses(
@@ -205,13 +207,15 @@ def with_misses(
         steps, stalls, alone = alternating(bench, n_misses, n_tokens, hits)
         # A drive has slow moments: medians of all, taken in turn.
         step, reads = statistics.median(steps), statistics.median(alone)
+        rest = statistics.median(step - wait for step, wait in zip(steps, stalls, strict=True))
         hits = hits or step
         rates.append(
             {
                 "misses": n_misses,
                 "tokens_s": round(len(steps) / sum(steps), 2),
                 "step_ms": round(1000 * step, 3),
-                "waited_ms": round(statistics.median(stalls), 3),
+                "waited_ms": round(1000 * statistics.median(stalls), 3),
+                "rest_ms": round(1000 * rest, 3),
                 "reads_ms": round(1000 * reads, 3),
                 "ratio": round((step - reads) / hits, 3),
             }
@@ -224,16 +228,15 @@ def with_misses(
 def alternating(
     bench: Bench, n_misses: int, n_tokens: int, hits_s: float
 ) -> tuple[list[float], list[float], list[float]]:
-    """Return of tokens with so many misses the seconds, and the milliseconds waited for experts.
-
-    And of such reads alone, in turn with them, the seconds.
+    """Return seconds of tokens with so many misses, what of them was waited for experts, and of
+    such reads alone, in turn with the tokens.
     """
     steps, stalls, alone = [], [], []
     io = bench.experts.io
     for _ in range(n_tokens):
         keys, stalled = bench.forget(n_misses), io.stall_ms
         steps.append(bench.token(keys))
-        stalls.append(io.stall_ms - stalled)
+        stalls.append((io.stall_ms - stalled) / 1000)
         keys = bench.forget(n_misses)
         alone.append(bench.reads_alone(keys, hits_s) if keys else 0.0)
         bench.token(keys)  # they return to the device
@@ -261,10 +264,11 @@ def say(text: str) -> None:
 def show(found: dict[str, Any]) -> None:
     """Print the table."""
     print(f"{found['device']}, {found['layers']} layers, all hits in ms: {found['hits_ms']}\n")
-    print("| misses a token | tokens a second | step, ms | waited in it | reads alone | ratio |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    titles = ("misses a token", "tokens a second", "step, ms", "waits in it", "the rest")
+    print("| " + " | ".join((*titles, "reads alone", "ratio")) + " |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for rate in found["rates"]:
-        names = ("misses", "tokens_s", "step_ms", "waited_ms", "reads_ms", "ratio")
+        names = ("misses", "tokens_s", "step_ms", "waited_ms", "rest_ms", "reads_ms", "ratio")
         print("| " + " | ".join(f"{rate[name]:g}" for name in names) + " |")
     print()
 

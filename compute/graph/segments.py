@@ -14,6 +14,7 @@ from protocol.files.model_config import ModelConfig
 Segment = tuple[int, int]  # layers first to end - 1
 
 KINDS = ("auto", "whole", "source-layers")
+FIRST = 4  # layers at a step's beginning: beside them the host tells what the last token left
 LENGTHS = (1, 2, 4, 8, 16)  # and the whole rest
 # A boundary costs about as much as so many layers; only the ratio matters.
 WAIT_LAYERS = 0.05
@@ -42,11 +43,15 @@ class Boundaries:
         return cls(config.n_layers, tuple(sorted(fixed)), kind == "auto")
 
     def segments(self, length: int) -> list[Segment]:
-        """Cut the layers: at the fixed ones, and between them into `length` layers each."""
+        """Cut the layers: at the fixed ones, and between them into `length` each; the first is
+        longer where `length` is very short.
+        """
         found: list[Segment] = []
         for first, end in zip(self.fixed, (*self.fixed[1:], self.n_layers), strict=True):
             step = length if self.cuts_between else end - first
-            found += [(at, min(at + step, end)) for at in range(first, end, step)]
+            begin = min(first + max(step, FIRST), end)
+            found.append((first, begin))
+            found += [(at, min(at + step, end)) for at in range(begin, end, step)]
         return found
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from bench.device_spans import Span, busy_us, by_name, gap_share
+from bench.device_spans import Span, busy_us, by_name, gap_share, gaps_of
 
 OVERLAPPING = [Span(10, 20, "a"), Span(0, 12, "b"), Span(24, 30, "a"), Span(50, 60, "c")]
 
 
 def test_only_long_gaps_count() -> None:
     assert gap_share(OVERLAPPING) == pytest.approx(20 / 60)
+    assert sum(gap for _, gap in gaps_of(OVERLAPPING)) == 20
+    assert gaps_of([Span(3, 4), Span(10, 11), Span(15, 16)]) == [(1, 6)]
     assert gap_share([]) == gap_share([Span(1, 1)]) == 0.0
 
 

@@ -12,9 +12,11 @@ from protocol.files.checkpoint import open_checkpoint, resolve_model
 CONFIG = open_checkpoint(resolve_model("demo")).config
 
 
-def test_segments_are_of_one_length() -> None:
+def test_segments_are_of_one_length_but_for_a_short_ones_first() -> None:
     assert Boundaries.of(CONFIG, "auto").segments(8) == [(0, 8)]
-    assert Boundaries.of(CONFIG, "auto").segments(3) == [(0, 3), (3, 6), (6, 8)]
+    assert Boundaries(40, (0,), True).segments(16) == [(0, 16), (16, 32), (32, 40)]
+    assert Boundaries.of(CONFIG, "auto").segments(3) == [(0, 4), (4, 7), (7, 8)]
+    assert Boundaries.of(CONFIG, "auto").segments(1) == [(0, 4), (4, 5), (5, 6), (6, 7), (7, 8)]
 
 
 def test_pieces_begin_with_a_layer_and_double() -> None:

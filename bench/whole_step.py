@@ -195,7 +195,7 @@ def whole_step(n_layers: int, repeats: int, copy_tb_s: float) -> dict[str, float
     model = model_of(config)
     tiers = tiers_of(config)
     step = DecodeStep(model, Sequence(config, CONTEXT, DEVICE, Precision.HIGHWAY), tiers)
-    step.buffers.inputs.copy_(torch.tensor([17, 4001]))
+    step.buffers.staged_inputs.copy_(torch.tensor([17, 4001]))
     step.extend_reach(4001)
 
     def launch() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from compute.experts.tiers import ExpertTiers
 from compute.model.model import Model
 from compute.model.sequence import Sequence
+from kernels.bring import bring
 from kernels.hc_collapse import hc_collapse_norm
 from kernels.likeliest import likeliest
 from kernels.reference.route_m1 import MAX_EXPERTS, MAX_TOP_K
@@ -66,8 +67,9 @@ class DecodeStep:
         self.engram = EngramStep(model, self.buffers)
 
     def embed(self) -> None:
-        """Fill the streams before layer 0 with the token's embedding."""
+        """Bring the token's id and position, fill the streams before layer 0 with its embedding."""
         buffers = self.buffers
+        bring(buffers.staged_inputs, buffers.inputs)
         row = self.model.embed.index_select(0, buffers.token)
         first = buffers.before_engram_of(0)
         first.copy_(row.unsqueeze(1).expand_as(first))

@@ -1,13 +1,11 @@
-"""A token's Engram rows on their way into the step's device buffers."""
+"""A token's Engram rows on their way to where the step's launches find them."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from compute.model.engram_hash import EngramHash
 from compute.model.sequence import Sequence
@@ -36,13 +34,12 @@ class RowFeed:
         self._engram = engram
         self._handles: list[int] = []
         self._ids: NDArray[np.int64] | None = None  # the sequence's last ones, once it is taken in
-        self._staged = [_staging(rows) for rows in engram.rows]
 
     def ask(self, sequence: Sequence, token: int) -> None:
         """Ask for the rows of a token that may be the sequence's next."""
         compressed = self._hash.compress(np.array([token], np.int64))
         ids = np.concatenate([sequence.last_ids, compressed])
-        tables = range(len(self._engram.rows))
+        tables = range(len(self._engram.staged))
         wanted = [(table, self._hash.rows(table, ids).reshape(-1)) for table in tables]
         self._handles = list(self._source.request_all(wanted))
         self._ids = ids[1:]
@@ -53,14 +50,11 @@ class RowFeed:
         sequence.last_ids, self._ids = self._ids, None
 
     def hand_over(self) -> None:
-        """Wait for the rows and copy them to the device; nothing where that was done."""
+        """Wait for the rows and put them where they are brought from; nothing where that was done.
+
+        No launch that reads them may be under way.
+        """
         for table, handle in enumerate(self._handles):
-            rows = self._source.take_rows(handle)
-            target, staged = self._engram.rows[table], self._staged[table]
-            staged.numpy()[:] = rows[:, : target.shape[1]]
-            target.copy_(staged, non_blocking=True)
+            rows, staged = self._source.take_rows(handle), self._engram.staged[table]
+            staged.numpy()[:] = rows[:, : staged.shape[1]]
         self._handles = []
-
-
-def _staging(rows: Tensor) -> Tensor:
-    return torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.is_cuda)

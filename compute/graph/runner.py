@@ -91,7 +91,6 @@ class Runner:
         self._timer = timer
         self._log = log
         pinned = model.device.type == "cuda"
-        self._inputs = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
         self._likeliest = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
         self._steps = 0
         self._expected = -1  # the token whose rows are asked for
@@ -143,8 +142,8 @@ class Runner:
         if self._timer is not None:
             self._timer.begin(sequence.position)
         self._launches.begin()
-        self._inputs[0], self._inputs[1] = token, sequence.position
-        step.buffers.inputs.copy_(self._inputs, non_blocking=True)
+        inputs = step.buffers.staged_inputs.numpy()
+        inputs[0], inputs[1] = token, sequence.position
         step.extend_reach(sequence.position)
         self._experts.take_arrived()
         if self._foresight is not None:

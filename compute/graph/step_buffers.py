@@ -38,7 +38,7 @@ class RouteRecord:
 
 
 class StepBuffers:
-    """Tensors of one token, on the device but for the headers; a leading 1 is the token."""
+    """Tensors of one token, most of them on the device; a leading 1 is the token."""
 
     def __init__(self, config: ModelConfig, numerics: Numerics, device: torch.device) -> None:
         n_layers, n_streams, hidden = config.n_layers, config.hc_mult, config.hidden_size
@@ -52,6 +52,9 @@ class StepBuffers:
 
         # The token's id and its position.
         self.inputs = torch.zeros(2, dtype=torch.int64, device=device)
+        self.staged_inputs = torch.zeros(  # the same in the host's memory, before they are brought
+            2, dtype=torch.int64, pin_memory=device.type == "cuda"
+        )
         self.streams = streams(
             n_layers + 1
         )  # before a layer, after its Engram; the last is the end

@@ -6,6 +6,7 @@ Sizes are odd where a kernel takes odd ones: rows, columns and groups then end w
 from __future__ import annotations
 
 from kernels.attend_sparse import attend_sparse
+from kernels.bring import bring
 from kernels.byte_planes import byte_planes, empty_planes
 from kernels.engram_gate import engram_gate
 from kernels.engram_rows import engram_rows
@@ -157,6 +158,12 @@ def _slots() -> None:
     table = i32([[-1] * 45] * 3)
     for n in (1, 135):
         update_slots(table, i32([[at // 45, at % 45, at % 7 - 1] for at in range(n)]), 6)
+
+
+@into(STOPS, "bring._bring_kernel")
+def _bytes_of_the_host() -> None:
+    for n in (3, 4100):
+        bring(i32(list(range(n))), i32([0] * n))
 
 
 @into(STOPS, "byte_planes._byte_planes_kernel")

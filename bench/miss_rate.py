@@ -146,7 +146,13 @@ def make(checkpoint: Checkpoint, model: Model, client: ExpertClient) -> Forgetfu
         model.device,
     )
     most = model.config.n_layers  # so that no rate of misses empties the device
-    return ForgetfulExperts(client, expert_shapes(checkpoint), places, most_promotions=most)
+    return ForgetfulExperts(
+        client,
+        expert_shapes(checkpoint),
+        places,
+        most_promoted=most,
+        most_promoted_bytes=most * places.slot_bytes,
+    )
 
 
 def bench_of(experts: ForgetfulExperts, model: Model, mode: str) -> Bench:

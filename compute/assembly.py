@@ -128,8 +128,12 @@ def _refuse_without_launches(config: ComputeConfig) -> None:
     """Raise ConfigError for settings that torch's operators cannot honour."""
     for flag, given in (
         ("--check-routes", config.check_routes),
+        ("--device-cache", config.device_cache),
+        ("--graph-log", config.graph_log),
         ("--lookahead", config.lookahead),
         ("--predict-trace", config.predict_trace),
+        ("--timings", config.timings),
+        ("--trace-hash", config.trace_hash),
     ):
         if given:
             raise ConfigError(

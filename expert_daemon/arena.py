@@ -66,8 +66,13 @@ class Arena:
         return self.memory[offset : offset + self.view.layout.rooms.size(slot)]
 
     def note_engine(self, pid: int) -> None:
-        """Write into the identity page which process is the engine; 0: none."""
+        """Write into the identity page which process is the engine; 0: none.
+
+        What another one wrote of its device cache is true no more.
+        """
         started = process_start(pid) if pid else 0
+        if (pid, started) != (self.identity.engine_pid, self.identity.engine_started):
+            self.view.tier[:] = 0
         self.identity = update_identity(self.memory.data, engine_pid=pid, engine_started=started)
 
     def note_slots(self, n_slots: int) -> None:

@@ -32,7 +32,8 @@ from .request_io import Waiting
 from .tiers import ExpertTiers
 
 _LOG = logging.getLogger("headrace.compute")
-MOST_PROMOTIONS = 8  # a step: 150 MB of the released model's experts
+MOST_PROMOTED_BYTES = 160_000_000  # under way at a time: 8 of the released model's experts
+MOST_PROMOTED = 8  # under way at a time, whatever their size: so many slots the daemon does without
 _TIER_STEPS = 64  # steps between two writings of the tier bytes
 
 
@@ -41,7 +42,8 @@ class DeviceExperts(MissClient):
 
     client, shapes, waiting  as MissClient's
     places                   table and device cache
-    most_promotions          keys a step that may be copied into the device cache
+    most_promoted            experts that are chosen or under way to the device cache at a time,
+    most_promoted_bytes      and bytes of them
     registrar                None: the device's own
     """
 
@@ -52,15 +54,17 @@ class DeviceExperts(MissClient):
         places: ExpertTiers,
         waiting: Waiting | None = None,
         *,
-        most_promotions: int = MOST_PROMOTIONS,
+        most_promoted: int = MOST_PROMOTED,
+        most_promoted_bytes: int = MOST_PROMOTED_BYTES,
         registrar: Registrar | None = None,
     ) -> None:
         self.places = places
         self.cache = DeviceCache(
             client.welcome.n_layers * client.welcome.n_experts, places.n_device
         )
+        most = max(1, most_promoted_bytes // places.slot_bytes)
         self._copies = DeviceCopies(
-            self.cache, places, self._arena_slot, self._is_readable, most_promotions
+            self.cache, places, self._arena_slot, self._is_readable, min(most, most_promoted)
         )
         self._registrar = registrar
         self._registered: RegisteredArena | None = None

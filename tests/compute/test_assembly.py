@@ -68,7 +68,20 @@ def test_the_plain_path_takes_a_model_beyond_them(tmp_path: Path) -> None:
     assert logits.isfinite().all()
 
 
-def test_what_only_launches_can_do_is_refused_without_them() -> None:
-    config = ComputeConfig(check_routes=True)
-    with pytest.raises(ConfigError, match=r"--check-routes: .* wanted --graph"):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("check_routes", True),
+        ("device_cache", 1 << 20),
+        ("graph_log", True),
+        ("lookahead", 2),
+        ("predict_trace", Path("guesses")),
+        ("timings", True),
+        ("trace_hash", True),
+    ],
+)
+def test_what_only_launches_can_do_is_refused_without_them(name: str, value: Any) -> None:
+    config = ComputeConfig(**{name: value})
+    said = f"--{name.replace('_', '-')}: .* wanted --graph"
+    with pytest.raises(ConfigError, match=said):
         make_engine(demo(), config, demo_model("cpu"), None, None)  # type: ignore[arg-type]

@@ -191,6 +191,20 @@ def test_what_the_device_surely_keeps_leaves_the_arena_first(
         assert before - held() == set(newest)
 
 
+def test_what_an_engine_said_of_its_device_cache_goes_with_it(model, checkpoint, runtime_dir):
+    with daemon_thread(model, runtime_dir), ExpertClient(runtime_dir) as reader:
+        with engine_of(runtime_dir, checkpoint) as engine:
+            engine.arena.tier[:] = 2
+            reader.stats()
+            assert (reader.arena.tier == 2).all()
+        end = time.monotonic() + 5
+        while reader.arena.tier.any():
+            assert time.monotonic() < end
+            reader.stats()
+        with engine_of(runtime_dir, checkpoint) as engine:
+            assert not engine.arena.tier.any()
+
+
 def test_a_stranger_to_the_daemon_cannot_begin_a_trace(model, runtime_dir, tmp_path):
     path = tmp_path / "picks.trace"
     with daemon_thread(model, runtime_dir), RawClient(runtime_dir) as client:

@@ -185,6 +185,21 @@ def test_a_request_names_the_sources_of_unfinished_copies_ascending(
     assert busy == tuple(sorted(copy.source for copy in experts._copies._under_way))
 
 
+@pytest.mark.parametrize(("n_bytes", "n"), [(0, 1), (3, 3), (100, 2)])
+def test_copies_are_bounded_by_number_and_by_bytes(n_bytes: int, n: int) -> None:
+    made = make_rig(n_device=16)
+    places, client = made.experts.places, made.experts.client
+    experts = DeviceExperts(
+        client,
+        made.experts._shapes,
+        places,
+        most_promoted=2 if n_bytes == 100 else 8,
+        most_promoted_bytes=n_bytes * places.slot_bytes + 1,
+    )
+    picked(experts, made.daemon, 3)
+    assert len(experts._copies._chosen) == n
+
+
 def test_copies_begin_beside_a_request_that_names_their_sources(
     made: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Tokens a second against misses a token: what a miss costs beyond its own read.
 
-    python bench/miss_rate.py [--quick] [--layers N] [--experts N] [--dir DIR] [--plot FILE.svg]
+    python bench/miss_rate.py [--quick] [--layers N] [--experts N] [--dir DIR] [--rates N ...]
+                              [--plot FILE.svg]
 
 On a GPU: random dense weights of the released sizes, and experts of the released size that a daemon
 really reads from a checkpoint under DIR (layers x experts x 18.8 MB, deleted at the end). Without a
@@ -63,17 +64,35 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=0, help="of each rate: 60, with --quick 24")
     parser.add_argument("--dir", default="/var/tmp", help="a directory on the drive to read from")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw the rates")
+    parser.add_argument("--rates", type=int, nargs="+", help="misses a token, beside none")
     args = parser.parse_args()
-    args.layers = args.layers or (8 if args.quick else 40)
-    args.tokens = args.tokens or (24 if args.quick else 60)
-    with contextlib.ExitStack() as stack:
-        checkpoint, model = stack.enter_context(prepared(args))
-        found = measured(checkpoint, model, args)
+    found = run(args)
     show(found)
     if args.plot:
         Path(args.plot).write_text(plot(found["rates"]))
     print(json.dumps(found))
     return 0
+
+
+def at_rate(n_misses: int, n_layers: int, *, quick: bool) -> dict[str, float]:
+    """Return the step with so many misses a token beside the one with none, for another bench."""
+    args = argparse.Namespace(
+        quick=quick, layers=n_layers, experts=16, tokens=0, dir="/var/tmp", rates=[n_misses]
+    )
+    found = run(args)
+    hits, rate = found["rates"][0], found["rates"][-1]
+    names = ("step_ms", "waited_ms", "rest_ms", "reads_ms", "ratio", "tokens_s")
+    figures = {f"miss_{name}": float(rate[name]) for name in names}
+    return {"misses": n_misses, "all_hits_step_ms": float(hits["step_ms"]), **figures}
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Return all figures."""
+    args.layers = args.layers or (8 if args.quick else 40)
+    args.tokens = args.tokens or (24 if args.quick else 60)
+    with contextlib.ExitStack() as stack:
+        checkpoint, model = stack.enter_context(prepared(args))
+        return measured(checkpoint, model, args)
 
 
 @contextlib.contextmanager
@@ -204,7 +223,8 @@ def with_misses(
         experts.forget(*key)
         bench.token([key])
     rates: list[dict[str, float]] = []
-    for n_misses in QUICK_RATES if args.quick else RATES:
+    rates_asked = (0, *args.rates) if args.rates else QUICK_RATES if args.quick else RATES
+    for n_misses in rates_asked:
         if n_misses > n_layers:
             continue
         n_tokens = max(8, args.tokens * 2 // max(2, n_misses))  # of many misses fewer will do

@@ -1,10 +1,13 @@
 """Speed of the parts of one decode step on a GPU, each as a share of what the memory gives.
 
     python bench/step.py [--quick] [--layers N] [--rows M] [--format fp4|q2k-q3k|q4k|q8_0]
+                         [--miss-rate R]
 
 Weights of the released sizes are made on the device, more of each than its cache holds, and each
 part is replayed as one graph. The ceilings, a kernel that copies and one that only reads, are
-measured in the same run. Prints one JSON object as the last line.
+measured in the same run. With --miss-rate tokens with R misses are measured too, their experts read
+by a daemon from files under /var/tmp: see bench/miss_rate.py. Prints one JSON object as the last
+line.
 """
 
 from __future__ import annotations
@@ -58,11 +61,14 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1, help="rows for the dense products, 1 to 8")
     formats = ("fp4", *block_parts.FORMATS)
     parser.add_argument("--format", choices=formats, default="fp4", help="of the experts")
+    parser.add_argument("--miss-rate", type=int, default=0, help="misses a token, one a layer")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print(json.dumps({"skipped": "no GPU"}))
         return 0
     n_layers, repeats = (min(args.layers, 8), 3) if args.quick else (args.layers, 7)
+    if not 0 <= args.miss_rate <= n_layers:
+        parser.error(f"--miss-rate {args.miss_rate}: wanted 0 to {n_layers}, one a layer")
     found = {"layers": n_layers, **ceilings(repeats)}
     if args.format == "fp4":
         found |= experts(n_layers, repeats)
@@ -88,6 +94,11 @@ def main() -> int:
     for name, value in whole.items():
         print(f"{name:24} {value:8.2f}")
     found |= whole
+    if args.miss_rate:
+        from bench.miss_rate import at_rate  # noqa: PLC0415 - starts a daemon
+
+        torch.cuda.empty_cache()
+        found |= at_rate(args.miss_rate, n_layers, quick=args.quick)
     print(json.dumps({name: round(value, 4) for name, value in found.items()}))
     return 0
 

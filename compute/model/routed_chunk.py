@@ -49,7 +49,13 @@ class ChunkPlan:
     """
 
     def __init__(self, picks: Tensor, weights: Tensor, n_experts: int) -> None:
-        """Sort picks [T, K] i32, ascending in a row, and their weights [T, K] f32."""
+        """Sort picks [T, K] i32, ascending in a row, and their weights [T, K] f32.
+
+        Raises ShardError for a pick that is no expert, on a GPU once the host has `counts`.
+        """
+        if not picks.is_cuda:
+            self._check(int(((picks >= 0) & (picks < n_experts)).sum()), picks.numel())
+        self._n_pairs = picks.numel()
         # Pairs' tokens [T * K] and weights, and the places [T, K] of a token's pairs in plan order.
         self.tokens, self.weights, self.places, counts = plan_pairs(picks, weights, n_experts)
         self._counts, self._arrived = counts, None
@@ -65,7 +71,16 @@ class ChunkPlan:
         if self._arrived is not None:
             self._arrived.synchronize()
         found: list[int] = self._counts.tolist()
+        self._check(sum(found), self._n_pairs)
         return found
+
+    @staticmethod
+    def _check(n_found: int, n_pairs: int) -> None:
+        if n_found != n_pairs:
+            raise ShardError(
+                f"{n_pairs - n_found} of a chunk's {n_pairs} picks are no experts; "
+                "check the weights of its router"
+            )
 
     @cached_property
     def experts(self) -> list[int]:

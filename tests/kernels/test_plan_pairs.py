@@ -44,3 +44,18 @@ def test_what_a_plan_says() -> None:
     assert torch.equal(counts, torch.bincount(picks.flatten(), minlength=9).int())
     with pytest.raises(ValueError, match="plan_pairs"):
         plan_pairs(picks.long(), weights, 9)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cpu", marks=pytest.mark.interpreter),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
+)
+@pytest.mark.parametrize("wrong", [-1, 9, 99, -(2**31), 2**31 - 1])
+def test_the_kernel_counts_no_pick_that_is_no_expert(device: str, wrong: int) -> None:
+    picks = torch.tensor([[2, 5], [wrong, 7]], dtype=torch.int32, device=device)
+    weights = torch.ones((2, 2), device=device)
+    counts = plan_pairs(picks, weights, 9)[3]
+    assert counts.tolist() == [0, 0, 1, 0, 0, 1, 0, 1, 0]

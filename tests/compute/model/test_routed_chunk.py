@@ -22,6 +22,15 @@ def launching(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Moe, "_launches", lambda _moe, _x: True)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("wrong", [-1, 8, 99, -(2**31), 2**31 - 1])
+def test_a_pick_that_is_no_expert_ends_the_chunk(device: str, wrong: int) -> None:
+    picks = torch.tensor([[2, 5], [2, wrong], [0, 5]], dtype=torch.int32, device=device)
+    weights = torch.ones((3, 2), device=device)
+    with pytest.raises(ShardError, match="1 of a chunk's 6 picks are no experts"):
+        _ = ChunkPlan(picks, weights, 8).counts
+
+
 def test_a_plan_sorts_pairs_by_expert_then_token() -> None:
     picks = torch.tensor([[2, 5], [2, 7], [0, 5]], dtype=torch.int32)
     weights = torch.tensor([[0.2, 0.1], [0.3, 0.4], [0.6, 0.5]])

@@ -31,14 +31,14 @@ class TableChanges:
         self._table = table
         self._rooms: list[_Room] = []
         self._next = 0
-        if table.is_cuda:
-            self._rooms = [_Room(table) for _ in range(N_ROOMS)]
 
     def apply(self, triples: Triples) -> None:
         """Launch the changes, all of them in range and each key once."""
-        if not self._rooms:
+        if not self._table.is_cuda:
             update_slots(self._table, torch.tensor(triples, dtype=torch.int32), _ANY_SLOT)
             return
+        if not self._rooms:
+            self._rooms = [_Room(self._table) for _ in range(N_ROOMS)]
         for first in range(0, len(triples), N_TRIPLES):
             self._rooms[self._next].apply(triples[first : first + N_TRIPLES])
             self._next = (self._next + 1) % N_ROOMS

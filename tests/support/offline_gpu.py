@@ -73,6 +73,8 @@ class Posing(TorchFunctionMode):
             return args[0].is_meta
         if func is Tensor.pin_memory:
             return args[0]
+        if func is Tensor.is_pinned:
+            return True
         named = {name: _moved(value) for name, value in (kwargs or {}).items()}
         named.pop("pin_memory", None)
         return func(*map(_moved, args), **named)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .device import runs_kernels
+from .device import can_be_read, runs_kernels
 from .reference import bring as reference
 
 _BLOCK = 1024
@@ -40,7 +40,7 @@ def bring(source: Tensor, target: Tensor) -> None:
         )
     if not (source.is_contiguous() and target.is_contiguous()):
         raise ValueError("bring: source and target must be contiguous")
-    if source.device != target.device and not (target.is_cuda and source.is_pinned()):
+    if not can_be_read(source, target):
         raise ValueError("bring: source must be page-locked or lie beside the target")
     if not runs_kernels(target):
         reference.bring(source, target)

@@ -14,6 +14,11 @@ def runs_kernels(x: Tensor) -> bool:
     return x.is_cuda or interpreted()
 
 
+def can_be_read(source: Tensor, beside: Tensor) -> bool:
+    """Whether launches beside a tensor may read `source`: from there, or page-locked memory."""
+    return source.device == beside.device or (beside.is_cuda and source.is_pinned())
+
+
 def interpreted() -> bool:
     """Whether Triton's interpreter stands in for a device (TRITON_INTERPRET=1)."""
     return bool(triton.knobs.runtime.interpret)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .device import runs_kernels
+from .device import can_be_read, runs_kernels
 from .reference import update_slots as reference
 
 _BLOCK = 128
@@ -45,8 +45,7 @@ def update_slots(table: Tensor, triples: Tensor, n_slots: int) -> None:
         raise ValueError(
             f"update_slots: triples {tuple(triples.shape)} {triples.dtype}, wanted [n, 3] i32"
         )
-    is_near = triples.device == table.device or (table.is_cuda and triples.is_pinned())
-    if not triples.is_contiguous() or not is_near:
+    if not triples.is_contiguous() or not can_be_read(triples, table):
         raise ValueError("update_slots: triples must be contiguous and lie beside the table")
     if not runs_kernels(table):
         reference.update_slots(table, triples, n_slots)

@@ -60,20 +60,20 @@ class ArenaLink:
 
     # what is told and taken between requests
 
+    @staticmethod
+    @contextmanager
+    def _if_there(when: str) -> Iterator[None]:
+        """Do without a daemon that is lost meanwhile: the next request finds out and recovers."""
+        try:
+            yield
+        except DaemonLost as lost:
+            _LOG.debug("%s: %s", when, lost)
+
     def _touch(self, step: int, picks: NDArray[np.uint16]) -> None:
         """Tell a step's picks [n, 2], layers and experts. A lost daemon is not told."""
-        try:
+        with self._if_there(f"after step {step}"):
             if len(picks):
                 self.client.touch(step, picks)
-        except DaemonLost as lost:
-            _LOG.debug("after step %d: %s", step, lost)
-
-    def _take_changes_if_there(self) -> None:
-        """As `take_changes`; a lost daemon is left for the next request to find."""
-        try:
-            self.take_changes()
-        except DaemonLost as lost:
-            _LOG.debug("between steps: %s", lost)
 
     def take_changes(self) -> None:
         """Apply the daemon's retirements, do what a resize asks for, acknowledge both.
@@ -110,13 +110,6 @@ class ArenaLink:
         if self._table.version != self._acked:
             self.client.ack(self._table.version)
             self._acked = self._table.version
-
-    def _acknowledge_if_there(self) -> None:
-        """As `acknowledge`; a lost daemon is left for the next request to find."""
-        try:
-            self.acknowledge()
-        except DaemonLost as lost:
-            _LOG.debug("beside a step: %s", lost)
 
     def _stop_reading(self) -> None:
         """Nothing: no copy is ever unfinished here."""

@@ -34,6 +34,11 @@ def _has_ended(copy: _Copy) -> bool:
     return copy.done is None or bool(copy.done.query())  # type: ignore[no-untyped-call]
 
 
+def _await(copy: _Copy) -> None:
+    if copy.done is not None:
+        copy.done.synchronize()
+
+
 class DeviceCopies:
     """`moved` are the keys that came into or left the device cache since the caller cleared it.
 
@@ -108,24 +113,21 @@ class DeviceCopies:
     def finish(self) -> None:
         """Wait for the copies under way, and let their keys count."""
         for copy in self._under_way:
-            if copy.done is not None:
-                copy.done.synchronize()
+            _await(copy)
             self._finish(copy)
         self._under_way.clear()
 
     def drop_moved(self) -> None:
         """Wait for the copies whose key has left its slot, and drop them: the rest goes on."""
         for copy in [copy for copy in self._under_way if self._has_moved(copy)]:
-            if copy.done is not None:
-                copy.done.synchronize()
+            _await(copy)
             self._under_way.remove(copy)
-            self._cache.abandon(copy.promotion)
+            self._finish(copy)
 
     def abandon(self) -> None:
         """Drop what is chosen, and what is under way once it has ended."""
         for copy in self._under_way:
-            if copy.done is not None:
-                copy.done.synchronize()
+            _await(copy)
             self._cache.abandon(copy.promotion)
         self._under_way.clear()
         for promotion in self._chosen:

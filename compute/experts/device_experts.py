@@ -11,7 +11,6 @@ but for copies, which begin before it; a Touch changes none. One thread uses it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -19,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 
 from compute.model.sources import ExpertMatrices, Resident
-from protocol.errors import DaemonLost
 from protocol.wire.client import ExpertClient
 from protocol.wire.messages import Added, Drop
 
@@ -31,7 +29,6 @@ from .registered_arena import RegisteredArena, Registrar
 from .request_io import Waiting
 from .tiers import ExpertTiers
 
-_LOG = logging.getLogger("headrace.compute")
 MOST_PROMOTED_BYTES = 160_000_000  # under way at a time: 8 of the released model's experts
 MOST_PROMOTED = 8  # under way at a time, whatever their size: so many slots the daemon does without
 _TIER_STEPS = 64  # steps between two writings of the tier bytes
@@ -170,7 +167,8 @@ class DeviceExperts(MissClient):
             if self.cache.n_slots:
                 self._choose(keys_of(pairs[:, 0], pairs[:, 1], self.places.n_experts))
         elif self._table.version != self._acked and not self.client.lost:
-            self._acknowledge_if_there()
+            with self._if_there("beside a step"):
+                self.acknowledge()
         else:
             return False
         return True
@@ -187,12 +185,10 @@ class DeviceExperts(MissClient):
 
         What only an answer changed is acknowledged by `report`, beside what the device does.
         """
-        try:
+        with self._if_there("between steps"):
             if self._take_new():
                 self.acknowledge()
                 self._enter(moved=False)
-        except DaemonLost as lost:
-            _LOG.debug("between steps: %s", lost)
 
     # MissClient
 

@@ -9,7 +9,6 @@ every epoch done.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 
@@ -31,7 +30,6 @@ from .row_jobs import RowJob, row_jobs
 
 __all__ = ["IoCounters", "MissClient", "RequestCancelled", "Waiting"]
 
-_LOG = logging.getLogger("headrace.compute")
 Hints = Sequence[tuple[int, int]]  # keys that may be wanted later in the step
 STREAM_WINDOW = 16  # experts that are read ahead of the one that is computed
 
@@ -110,10 +108,8 @@ class MissClient(ArenaLink):
                     n_done += 1
             except DaemonLost as lost:
                 self._recover(lost)
-        try:
+        with self._if_there(f"after layer {layer}"):
             self.take_changes()  # nothing reads the arena now
-        except DaemonLost as lost:
-            _LOG.debug("after layer %d: %s", layer, lost)
 
     def _named(
         self, layer: int, experts: Sequence[int], ahead: list[tuple[int, int]]
@@ -279,7 +275,8 @@ class MissClient(ArenaLink):
         self._picks.clear()
         self._touch(self._step, picks)
         self._step += 1
-        self._take_changes_if_there()
+        with self._if_there("between steps"):
+            self.take_changes()
 
     def _forget_requests(self) -> None:
         """The rows that a lost daemon owes: `take` asks the next one for them."""

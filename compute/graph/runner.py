@@ -1,12 +1,13 @@
 """Decodes one token after the other by segments, and repairs what a missing expert spoiled.
 
-A segment is launched piece by piece, without a wait. Its layers' headers come back by one read; the
-first layer with an absent pick is fetched for, runs again from its experts on, and so do the layers
-after it, up to the segment's end; then the headers are read again. A layer without a flag never
-runs again, so each request is progress. What a token leaves to be said is said while the next one's
-longest segment runs.
-Invariants: the host waits for headers alone; while a request for experts is open nothing runs on
-the device; the daemon's changes are taken, and acknowledged, where the device is idle; results are
+A segment is launched piece by piece, without a wait. Its layers' headers come into the host's
+memory while it runs; the first layer with an absent pick is fetched for, runs again from its
+experts on, and so do the layers after it, up to the segment's end; then the headers are looked at
+again. A layer without a flag never runs again, so each request is progress. What a token leaves to
+be said is said beside the next one's first segments.
+Invariants: the host waits for headers, and for the device at a token's end and where a flag is up;
+while a request for experts is open nothing but copies runs on the device; the daemon's changes are
+taken where the device is idle, and acknowledged when all that runs was launched after; results are
 those of the same launches without any miss. Source: DESIGN.md, section 3.
 """
 

@@ -1,8 +1,8 @@
-"""Which layers go without a wait: a choice between waits for headers and work thrown away.
+"""Which layers go together: a choice between boundaries and work thrown away.
 
 Pure. Boundaries that are asked for are fixed; between them segments are of one length, chosen by
-the recent rate of misses. Source: DESIGN.md, section 3, but that a boundary before the first Engram
-layer is none of segments but of pieces: what it costs to wait for headers there is saved.
+the recent rate of misses, but for a step's first, which is never very short. Source: DESIGN.md,
+section 3, but that a boundary before the first Engram layer is none of segments but of pieces.
 """
 
 from __future__ import annotations

@@ -15,8 +15,13 @@ def runs_kernels(x: Tensor) -> bool:
 
 
 def can_be_read(source: Tensor, beside: Tensor) -> bool:
-    """Whether launches beside a tensor may read `source`: from there, or page-locked memory."""
-    return source.device == beside.device or (beside.is_cuda and source.is_pinned())
+    """Whether launches beside a tensor may read `source`: from there, or page-locked memory.
+
+    Of an empty one nothing is read, wherever it lies; torch calls none of them page-locked.
+    """
+    if source.device == beside.device or not source.numel():
+        return True
+    return beside.is_cuda and source.is_pinned()
 
 
 def interpreted() -> bool:

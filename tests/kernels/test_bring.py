@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.bring import bring
+from kernels.device import can_be_read
 from kernels.reference import bring as reference
 
 DEVICES = [
@@ -66,6 +67,17 @@ def test_what_differs_is_refused() -> None:
             bring(source, target)
     with pytest.raises(ValueError, match="contiguous"):
         bring(source.T, torch.zeros((4, 2), dtype=torch.int32))
+
+
+def test_an_empty_source_may_lie_anywhere() -> None:
+    elsewhere = torch.empty(3, device="meta")
+    assert not can_be_read(elsewhere, torch.empty(3))
+    assert can_be_read(elsewhere[:0], torch.empty(0))
+
+
+@pytest.mark.gpu
+def test_an_empty_source_in_pageable_memory_brings_nothing_to_a_gpu() -> None:
+    bring(torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=torch.int32).cuda())
 
 
 @pytest.mark.gpu

@@ -77,7 +77,8 @@ class DeviceCopies:
 
     def choose(self, keys: Keys) -> None:
         """Choose which of a step's keys move to the device; victims are out from now on."""
-        room = self._most - len(self.sources()) - len(self._chosen)
+        self.take_ended()
+        room = self._most - len(self._under_way) - len(self._chosen)
         absent = keys[self._cache.slot_of[keys] < 0].tolist()
         promotable = np.array([key for key in absent if self._is_readable(key)], np.int64)
         for promotion in self._cache.begin(promotable, room):
@@ -97,12 +98,14 @@ class DeviceCopies:
             self._begin(promotion)
 
     def sources(self) -> list[int]:
-        """Return the arena slots that unfinished copies read, ascending.
+        """Return the arena slots that unfinished copies read and chosen ones will, ascending.
 
         Those that have ended are taken first: their slots may be given to other keys at once.
         """
         self.take_ended()
-        return sorted({copy.source for copy in self._under_way})
+        slots = {copy.source for copy in self._under_way}
+        slots.update(self._slot_of(each.key) for each in self._chosen if self._can_begin(each))
+        return sorted(slots)
 
     def take_ended(self) -> None:
         """Let the keys count whose copies have ended."""
@@ -136,7 +139,7 @@ class DeviceCopies:
 
     def _begin(self, promotion: Promotion) -> None:
         """Begin a copy; the victim's entry has left the table before, on the launching stream."""
-        if not self._is_readable(promotion.key):  # retired since it was chosen
+        if not self._can_begin(promotion):
             self._cache.abandon(promotion)
             return
         assert self._arena is not None
@@ -154,6 +157,10 @@ class DeviceCopies:
                 done = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 done.record()
         self._under_way.append(_Copy(promotion, source, done))
+
+    def _can_begin(self, promotion: Promotion) -> bool:
+        """Whether its source is there: it may have been retired since it was chosen."""
+        return self._is_readable(promotion.key)
 
     def _finish(self, copy: _Copy) -> None:
         """Enter a copy that has ended, unless its key moved meanwhile."""

@@ -11,6 +11,7 @@ but for copies, which begin before it; a Touch changes none. One thread uses it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -32,6 +33,7 @@ from .tiers import ExpertTiers
 MOST_PROMOTED_BYTES = 160_000_000  # under way at a time: 8 of the released model's experts
 MOST_PROMOTED = 8  # under way at a time, whatever their size: so many slots the daemon does without
 _TIER_STEPS = 64  # steps between two writings of the tier bytes
+_SPARE_PROCESSORS = 4  # from so many on one of them may look for an answer all the time
 
 
 class DeviceExperts(MissClient):
@@ -67,6 +69,8 @@ class DeviceExperts(MissClient):
         self._registered: RegisteredArena | None = None
         self._untold: tuple[int, NDArray[np.uint16]] | None = None  # the last step and its picks
         self._uncounted: NDArray[np.uint16] | None = None  # the same, told by now
+        n_processors = len(os.sched_getaffinity(0))
+        client.spins = places.device.type == "cuda" and n_processors >= _SPARE_PROCESSORS
         super().__init__(client, shapes, waiting, places.device)
 
     def close(self) -> None:
@@ -124,7 +128,7 @@ class DeviceExperts(MissClient):
         slots = self._table.slots[layer]
         n_absent = sum(slots[expert] < 0 for expert in group)
         self.io.misses += n_absent
-        self.begin_copies()  # while the drive is waited for the way to the device is free
+        self._copies.drop_moved()  # a request acknowledges, too
         with self._stall():
             if n_absent:  # else all of them lie in chunks that are not registered yet
                 self._fetch(layer, group, hints)
@@ -146,12 +150,19 @@ class DeviceExperts(MissClient):
         self._untold = (self._step, pairs)
         self._step += 1
 
-    def report(self) -> None:
-        """Say and choose all that `report_part` would."""
-        while self.report_part():
+    def _has_asked(self) -> None:
+        """While the drive is waited for the way to the device is free."""
+        self.begin_copies()
+
+    def report(self, *, acknowledges: bool = True) -> None:
+        """Say and choose all that `report_part` would.
+
+        acknowledges  False where a request is to follow, which does that as well
+        """
+        while self.report_part(acknowledges=acknowledges):
             pass
 
-    def report_part(self) -> bool:
+    def report_part(self, *, acknowledges: bool = True) -> bool:
         """Do the next of what a token leaves to be done; whether there was anything.
 
         Acknowledge the table, tell the daemon the token's picks, choose what is to be copied to the
@@ -166,7 +177,7 @@ class DeviceExperts(MissClient):
             pairs, self._uncounted = self._uncounted, None
             if self.cache.n_slots:
                 self._choose(keys_of(pairs[:, 0], pairs[:, 1], self.places.n_experts))
-        elif self._table.version != self._acked and not self.client.lost:
+        elif acknowledges and self._table.version != self._acked and not self.client.lost:
             with self._if_there("beside a step"):
                 self.acknowledge()
         else:
@@ -238,7 +249,7 @@ class DeviceExperts(MissClient):
         return where.tobytes()
 
     def busy_slots(self) -> Sequence[int]:
-        """Arena slots that unfinished copies read, ascending."""
+        """Arena slots that copies read which are unfinished or to begin, ascending."""
         return self._copies.sources()
 
     def take_changes(self) -> None:

@@ -178,6 +178,9 @@ class MissClient(ArenaLink):
         """Arena slots that an unfinished copy reads: none where the device is synchronous."""
         return ()
 
+    def _has_asked(self) -> None:
+        """Called once a request for experts has left: nothing, where there is nothing to copy."""
+
     def _fetch(self, layer: int, group: tuple[int, ...], hints: Hints = ()) -> list[int]:
         """Slots of `group` after one answered request, or after a lost daemon's whole table."""
         while True:
@@ -191,6 +194,7 @@ class MissClient(ArenaLink):
                     step=self._step,
                     hints=hints,
                     give_up=self.waiting.cancelled,
+                    meanwhile=self._has_asked,
                 )
             except DaemonLost as lost:
                 self._recover(lost)

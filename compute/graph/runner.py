@@ -260,7 +260,8 @@ class Runner:
             for later in range(layer + 1, end)
             for expert in self._headers.absent(later)
         ]
-        self._experts.report()  # the daemon should know what is in use before it evicts
+        # The daemon should know what is in use before it evicts.
+        self._experts.report(acknowledges=False)
         with self._on_host("fetch"):
             self._experts.fetch(layer, self._headers.picks(layer), hints[:_MOST_HINTS])
 

@@ -66,6 +66,7 @@ class Connection:
         self.welcome = ends.welcome
         self.attached = ends.attached
         self.n_passed_over = 0  # messages of ended sessions
+        self.spins = False  # whether a wait looks again and again instead of sleeping
         self._path = path
         self._dealer = dealer
         dealer.setsockopt(zmq.RCVTIMEO, SLICE_MS)
@@ -118,10 +119,20 @@ class Connection:
 
     def _next_frame(self) -> bytes | None:
         """What comes within SLICE_MS."""
+        if self.spins:
+            return self._spun_frame()
         try:
             return self._take_frame(0)
         except zmq.Again:
             return self._polled_frame(0)
+
+    def _spun_frame(self) -> bytes | None:
+        """The same, looked for without a pause; other threads may run between two looks."""
+        end = time.monotonic() + SLICE_MS / 1000
+        frame = self._polled_frame(0)
+        while frame is None and time.monotonic() < end:
+            frame = self._polled_frame(0)
+        return frame
 
     def _polled_frame(self, wait_ms: int) -> bytes | None:
         """What comes within wait_ms, unless the daemon is gone."""

@@ -30,6 +30,9 @@ class EngineCalls(Requests):
         self.applied = 0  # table version that the engine's table reflects; set by the engine
         self.epoch_done = 0  # work up to this epoch has completed; set by the engine or by ack
         self.epoch_launched = 0  # the last epoch that has begun
+        # Whether `miss` waits without sleeping: what is called after a sleep of milliseconds takes
+        # several times as long. Set by an engine that has a processor to spare.
+        self.spins = False
         self._open_window = 0  # request whose final answer has not come
 
     def _begin_session(self) -> None:
@@ -59,12 +62,14 @@ class EngineCalls(Requests):
         hints: Iterable[tuple[int, int]] = (),
         timeout_ms: float = MISS_MS,
         give_up: Callable[[], bool] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> m.SlotChanges:
         """Open a write window for these experts and return the answer that closed it.
 
-        experts  ascending, hits included, at most welcome.max_experts
-        busy     slots that unfinished work still reads, ascending
-        give_up  asked while waiting; once it says so the request is cancelled as at its deadline
+        experts    ascending, hits included, at most welcome.max_experts
+        busy       slots that unfinished work still reads, or `meanwhile` will, ascending
+        give_up    asked while waiting; once it says so the request is cancelled as at its deadline
+        meanwhile  called once the request has left
 
         Errors of single experts are in the answer, and its changes apply all the same. At the
         deadline the request is cancelled and its final answer returned. Raises DaemonLost where
@@ -81,18 +86,26 @@ class EngineCalls(Requests):
             epoch_done=self.epoch_done,
             hints=tuple((int(la), int(ex)) for la, ex in hints),
         )
-        return self._through_window(request, timeout_ms, give_up)
+        return self._through_window(request, timeout_ms, give_up, meanwhile)
 
     def _through_window(
-        self, request: m.MissRequest, timeout_ms: float, give_up: Callable[[], bool] | None
+        self,
+        request: m.MissRequest,
+        timeout_ms: float,
+        give_up: Callable[[], bool] | None,
+        meanwhile: Callable[[], None] | None,
     ) -> m.SlotChanges:
         self._open_window = number = request.request
+        connection = self._connection
+        connection.spins = self.spins
         try:
             answer: m.SlotChanges
-            answer, _ = self._settle(request, number, m.SlotChanges, timeout_ms, give_up)
+            answer, _ = self._settle(request, number, m.SlotChanges, timeout_ms, give_up, meanwhile)
         except HeadraceError:  # refused, or the session is over: no window is open
             self._open_window = 0
             raise
+        finally:
+            connection.spins = False
         self._open_window = 0
         if len(answer.slots) != len(request.experts) or not answer.final:
             self._connection.end("sent an answer that does not fit its request")

@@ -70,14 +70,18 @@ class Requests:
         kinds: Any,
         timeout_ms: float,
         give_up: Callable[[], bool] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[Any, bool]:
         """(answer, in time) of a request with effects: cancelled at the deadline, never forgotten.
 
-        give_up   asked every GIVE_UP_MS: True is as good as the deadline
+        give_up    asked every GIVE_UP_MS: True is as good as the deadline
+        meanwhile  called once the request has left
 
         Raises DaemonLost, and ends the session, where not even Cancel is answered.
         """
         self._connection.send(message)
+        if meanwhile is not None:
+            meanwhile()
         answer = self._await(number, kinds, timeout_ms, give_up)
         if answer is not None:
             return answer, True

@@ -89,6 +89,7 @@ class ArenaDaemon:
         step: int = 0,
         hints: Sequence[Key] = (),
         give_up: Callable[[], bool] = lambda: False,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> SlotChanges:
         """Load what is absent of the layer's experts."""
         del give_up
@@ -98,6 +99,7 @@ class ArenaDaemon:
         encode(MissRequest(1, step, int(layer), *parts, self.applied, 0, wanted))
         self.events.append("miss")
         self.asked.append((layer, tuple(experts), tuple(busy), tuple(hints)))
+        meanwhile()
         own = {int(self.table[layer, expert]) for expert in experts} | set(busy)
         before = self.applied
         absent = [expert for expert in experts if self.table[layer, expert] < 0]

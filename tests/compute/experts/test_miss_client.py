@@ -155,9 +155,11 @@ class FakeDaemon:
         busy: tuple[int, ...] = (),
         hints: tuple[tuple[int, int], ...] = (),
         give_up: Callable[[], bool] = lambda: False,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> SlotChanges:
         self._fails("miss")
         self.while_waiting()
+        meanwhile()
         assert list(experts) == sorted(set(experts))
         assert len(experts) <= MAX_EXPERTS
         assert not busy

@@ -333,13 +333,30 @@ def _fields(message: Any) -> dict[str, Any]:
 # The engine
 
 
-def test_miss_returns_the_slots_and_the_bytes_are_there(engine: ExpertClient) -> None:
+@pytest.mark.parametrize("spins", [False, True])
+def test_miss_returns_the_slots_and_the_bytes_are_there(engine: ExpertClient, spins: bool) -> None:
+    engine.spins = spins
     answer = engine.miss(1, (0, 3, 5), busy=(9,), step=4, hints=[(2, 1)])
     assert answer.final and not answer.errors
     for expert, slot in zip((0, 3, 5), answer.slots, strict=True):
         assert bytes(engine.arena.piece(slot, "up")) == expert_bytes(1, expert, "up")
         assert (1, expert, slot) in answer.changes
     assert engine.applied == 0
+
+
+def test_what_is_done_meanwhile_is_done_once_the_request_has_left(
+    daemon: FakeDaemon, engine: ExpertClient
+) -> None:
+    arrived = threading.Event()
+
+    def answers(daemon: Any, session: Any, message: Any) -> Any:
+        arrived.set()
+        return daemon.on_missrequest(session, message)
+
+    daemon.on[m.MissRequest] = answers
+    seen: list[bool] = []
+    assert engine.miss(1, (3,), meanwhile=lambda: seen.append(arrived.wait(5))).slots
+    assert seen == [True]
 
 
 def test_miss_takes_numpy_integers_and_sends_what_the_engine_knows(
@@ -364,9 +381,12 @@ def test_errors_of_experts_are_in_the_answer(daemon: FakeDaemon, engine: ExpertC
     assert engine.miss(1, (0, 3)).errors == (fault,)
 
 
+@pytest.mark.parametrize("spins", [False, True])
 def test_miss_past_its_deadline_is_cancelled_and_its_last_answer_returned(
-    daemon: FakeDaemon, engine: ExpertClient
+    daemon: FakeDaemon, engine: ExpertClient, spins: bool
 ) -> None:
+    engine.spins = spins
+
     def cancelled(_daemon: Any, _session: Any, message: Any) -> list[Any]:
         fault = (1, 3, "CANCELLED", "as asked")
         return [m.SlotChanges(message.request, 0, 1, (-1,), (), (fault,), 0, 0.0, True)]
@@ -379,9 +399,12 @@ def test_miss_past_its_deadline_is_cancelled_and_its_last_answer_returned(
     assert not engine.lost
 
 
+@pytest.mark.parametrize("spins", [False, True])
 def test_miss_that_is_given_up_is_cancelled_long_before_its_deadline(
-    daemon: FakeDaemon, engine: ExpertClient
+    daemon: FakeDaemon, engine: ExpertClient, spins: bool
 ) -> None:
+    engine.spins = spins
+
     def cancelled(_daemon: Any, _session: Any, message: Any) -> list[Any]:
         fault = (1, 3, "CANCELLED", "as asked")
         return [m.SlotChanges(message.request, 0, 1, (-1,), (), (fault,), 0, 0.0, True)]
@@ -706,9 +729,11 @@ def test_late_answers_are_passed_over(daemon: FakeDaemon, reader: ExpertClient) 
 # The daemon's end
 
 
+@pytest.mark.parametrize("spins", [False, True])
 def test_killed_daemon_is_noticed_at_once_in_a_wait(
-    daemon: FakeDaemon, engine: ExpertClient
+    daemon: FakeDaemon, engine: ExpertClient, spins: bool
 ) -> None:
+    engine.spins = spins
     daemon.on[m.MissRequest] = no_answer
     timer = threading.Timer(0.2, daemon.kill)
     timer.start()

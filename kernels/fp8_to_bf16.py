@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .bf16_bits import round_to_bf16
 from .device import runs_kernels
-from .formats import fp8
+from .reference import fp8_to_bf16 as reference
 
 _ROWS, _TILES = 8, 16  # of a program; a tile is 32 columns wide
 
@@ -39,7 +39,7 @@ def fp8_to_bf16(codes: Tensor, scales: Tensor) -> Tensor:
     scales   [ceil(n / 32), ceil(k / 32)] u8 E8M0, none of them 255, contiguous
     returns  [n, k] bf16, exact but for values beyond bf16's subnormal numbers
 
-    Raises ValueError on a shape or dtype that differs. Bits equal `fp8.dequantise_tiles`, cast.
+    Raises ValueError on a shape or dtype that differs. Bits equal `reference.fp8_to_bf16`.
     Source: model specification, sections 2.1 and 6.
     """
     n, k = codes.shape
@@ -52,7 +52,7 @@ def fp8_to_bf16(codes: Tensor, scales: Tensor) -> Tensor:
     if not (codes.is_contiguous() and scales.is_contiguous()):
         raise ValueError("fp8_to_bf16: codes and scales are contiguous")
     if not runs_kernels(codes):
-        return fp8.dequantise_tiles(codes, scales).to(torch.bfloat16)
+        return reference.fp8_to_bf16(codes, scales)
     out = torch.empty((n, k), dtype=torch.bfloat16, device=codes.device)
     if n and k:
         grid = (triton.cdiv(n, _ROWS), triton.cdiv(wanted[1], _TILES))

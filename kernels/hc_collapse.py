@@ -12,7 +12,6 @@ from .byte_planes import Planes, byte_planes, store_byte_planes
 from .device import runs_kernels
 from .early_launch import early, join_previous
 from .reference import hc_collapse as reference
-from .reference.rms_norm import rms_norm
 from .reference.round_fp8 import round_fp8
 from .round_fp8 import round_groups_to_fp8
 
@@ -87,8 +86,8 @@ def hc_collapse_norm(
     planes   of `byte_planes`: the result's, where given; H a multiple of 32
     returns  [T, H] `dtype`, in `out` where given; `out` may be f32 whatever `dtype` is
 
-    Raises ValueError on a shape that differs. Within 2e-6 (relative, f32) of the references'
-    `hc_collapse` then `rms_norm`; in bf16 a value on a rounding tie may move by one ulp.
+    Raises ValueError on a shape that differs. Within 2e-6 (relative, f32) of
+    `reference.hc_collapse_norm`; in bf16 a value on a rounding tie may move by one ulp.
     Source: model specification, sections 2.2, 2.3 and 3.1, COLLAPSE.
     """
     _check(streams, pre, weight, rounded)
@@ -96,8 +95,7 @@ def hc_collapse_norm(
     if out is None:
         out = torch.empty((n_tokens, width), dtype=dtype, device=streams.device)
     if not runs_kernels(streams):
-        mixed = reference.hc_collapse(streams, pre, dtype)
-        out.copy_(rms_norm(mixed, weight, eps, dtype))
+        out.copy_(reference.hc_collapse_norm(streams, pre, weight, eps, dtype))
         if rounded is not None:
             rounded.copy_(round_fp8(out))
         if planes is not None:

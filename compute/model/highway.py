@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from kernels.reference import hc_collapse, hc_expand, hc_mix
-from kernels.reference.rms_norm import rms_norm
 from protocol.files.model_config import ModelConfig
 
 from .precision import Numerics
@@ -62,7 +61,7 @@ def mix(streams: Tensor, weights: HighwayWeights, config: ModelConfig) -> Mix:
 def read(streams: Tensor, pre: Tensor, norm: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """Return the row [T, H] that a sublayer reads: the streams collapsed and normed."""
     if not streams.is_cuda:
-        return rms_norm(hc_collapse.hc_collapse(streams, pre, dtype), norm, eps, dtype)
+        return hc_collapse.hc_collapse_norm(streams, pre, norm, eps, dtype)
     from kernels.hc_collapse import hc_collapse_norm  # noqa: PLC0415  as above
 
     return hc_collapse_norm(streams.contiguous(), pre.contiguous(), norm, eps, dtype)

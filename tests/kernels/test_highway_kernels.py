@@ -17,7 +17,6 @@ from kernels.reference import hc_collapse as reference_collapse
 from kernels.reference import hc_expand as reference_expand
 from kernels.reference import hc_mix as reference_mix
 from kernels.reference.byte_planes import byte_planes
-from kernels.reference.rms_norm import rms_norm
 from kernels.reference.round_fp8 import round_fp8
 
 DEVICES = [
@@ -77,8 +76,7 @@ def test_collapse_and_norm_equal_the_references(
     streams = streams_of(n_tokens, width, dtype)
     generator = torch.Generator().manual_seed(2)
     pre, weight = torch.rand(n_tokens, 4, generator=generator), torch.rand(width)
-    row = reference_collapse.hc_collapse(streams, pre, dtype)
-    wanted = rms_norm(row, weight, EPS, dtype)
+    wanted = reference_collapse.hc_collapse_norm(streams, pre, weight, EPS, dtype)
     found = hc_collapse_norm(streams.to(device), pre.to(device), weight.to(device), EPS, dtype)
     assert found.dtype == dtype
     assert close(found, wanted, 2e-6 if dtype == torch.float32 else 1e-3)

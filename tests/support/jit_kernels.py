@@ -1,4 +1,4 @@
-"""The kernels of the room as its sources name them."""
+"""The kernels of the room, and what launches them, as its sources name them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,28 @@ from pathlib import Path
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 
-def _functions() -> dict[str, ast.FunctionDef]:
-    """Return what Triton or Gluon compiles in kernels/, by "module.function"."""
+def _functions(*, compiled: bool) -> dict[str, ast.FunctionDef]:
+    """Return what Triton or Gluon compiles in kernels/, or all else, by "module.function"."""
     found = {}
     for path in sorted(KERNELS.glob("*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef):
                 decorators = {ast.unparse(one).split("(")[0] for one in node.decorator_list}
-                if decorators & {"triton.jit", "gluon.jit"}:
+                if bool(decorators & {"triton.jit", "gluon.jit"}) == compiled:
                     found[f"{path.stem}.{node.name}"] = node
     return found
+
+
+def _called(node: ast.FunctionDef) -> set[str]:
+    """Return the plain names that a function calls."""
+    calls = (part.func for part in ast.walk(node) if isinstance(part, ast.Call))
+    return {function.id for function in calls if isinstance(function, ast.Name)}
+
+
+def launchers() -> set[str]:
+    """Return what runs either kernels or a reference, as "module.function"."""
+    functions = _functions(compiled=False)
+    return {name for name, node in functions.items() if "runs_kernels" in _called(node)}
 
 
 def jit_kernels() -> set[str]:
@@ -25,10 +37,6 @@ def jit_kernels() -> set[str]:
 
     It is what is compiled and called by nothing else that is compiled.
     """
-    functions = _functions()
-    called = set()
-    for node in functions.values():
-        for part in ast.walk(node):
-            if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
-                called.add(part.func.id)
+    functions = _functions(compiled=True)
+    called = set().union(*map(_called, functions.values()))
     return {name for name, node in functions.items() if node.name not in called}

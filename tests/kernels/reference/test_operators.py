@@ -8,7 +8,7 @@ import torch
 from kernels.reference.attend import attend
 from kernels.reference.engram_gate import engram_gate
 from kernels.reference.fill_rows import fill_columns, fill_rows
-from kernels.reference.hc_collapse import hc_collapse
+from kernels.reference.hc_collapse import hc_collapse, hc_collapse_norm
 from kernels.reference.hc_expand import hc_expand
 from kernels.reference.hc_mix import hc_mix
 from kernels.reference.index_scores import index_scores
@@ -63,7 +63,11 @@ def test_the_first_index_of_comb_is_the_summed_one():
 
 def test_collapse_weighs_the_streams():
     h = torch.tensor([[[1.0, 2.0], [10.0, 20.0]]])
-    assert hc_collapse(h, torch.tensor([[2.0, 0.5]]), F32).tolist() == [[7.0, 14.0]]
+    pre, weight = torch.tensor([[2.0, 0.5]]), torch.tensor([1.0, 3.0])
+    assert hc_collapse(h, pre, F32).tolist() == [[7.0, 14.0]]
+    inverse = 1 / math.sqrt((7**2 + 14**2) / 2 + 0.5)
+    normed = hc_collapse_norm(h, pre, weight, 0.5, F32)[0].tolist()
+    assert normed == pytest.approx([7 * inverse, 3 * 14 * inverse])
 
 
 def test_the_norm_takes_its_weight_before_the_cast_and_survives_zeros():

@@ -132,9 +132,11 @@ class Bench:
     def reads_alone(self, keys: Sequence[Key], step_s: float) -> float:
         """Seconds of the requests that a token with these misses sends, each by itself.
 
-        They leave at the token's pace, spread over the `step_s` seconds that it computes: a drive
-        and a daemon that had nothing to do for a while answer later than busy ones.
+        They leave at the token's pace, spread over the `step_s` seconds that it computes, and after
+        what is done before a token: a drive and a daemon that had nothing to do for a while answer
+        later than busy ones.
         """
+        self._pick(())
         self.experts.begin_step()
         self.experts.enter_moved()
         self._wait()

@@ -263,6 +263,7 @@ def alternating(
         keys, stalled = bench.forget(n_misses), io.stall_ms
         steps.append(bench.token(keys))
         stalls.append((io.stall_ms - stalled) / 1000)
+        bench.token(())  # as before a token with misses: the drive rests as long
         keys = bench.forget(n_misses)
         alone.append(bench.reads_alone(keys, hits_s) if keys else 0.0)
         bench.token(keys)  # they return to the device

@@ -5,8 +5,9 @@ and count. Invariants, after DESIGN.md section 2: a victim's entry leaves the de
 stream that launches before its slot is overwritten on the stream that copies; the source of a copy
 is `busy` until the copy has ended; the new entry enters at a launch boundary after that. A slot of
 a chunk that is not registered yet counts as absent on the device: a pick there waits for its chunk,
-which is registered next. Nothing runs on the device while a message is sent that may change a slot,
-but for copies, which begin before it; a Touch changes none. One thread uses it.
+which is registered next. Where a message leaves that may change a slot, nothing runs on the device
+but layers that will run again, whose results nobody keeps; copies begin behind it, and it names
+their sources. A Touch changes no slot. One thread uses it.
 """
 
 from __future__ import annotations
@@ -118,8 +119,9 @@ class DeviceExperts(MissClient):
         self._copies.moved -= keys
 
     def fetch(self, layer: int, picks: Sequence[int], hints: Hints = ()) -> None:
-        """Bring a layer's absent picks to where the device reads; the device must be idle.
+        """Bring a layer's absent picks to where the device reads.
 
+        The device may be running what is to run again: slots that it reads are overwritten.
         Raises as `MissClient.stream` does.
         """
         self.recover_if_lost()  # the whole table, before anything is concluded from it

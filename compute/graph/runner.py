@@ -5,10 +5,11 @@ memory while it runs; the first layer with an absent pick is fetched for, runs a
 experts on, and so do the layers after it, up to the segment's end; then the headers are looked at
 again. A layer without a flag never runs again, so each request is progress. What a token leaves to
 be said is said beside the next one's first segments.
-Invariants: the host waits for headers, and for the device at a token's end and where a flag is up;
-while a request for experts is open nothing but copies runs on the device; the daemon's changes are
-taken where the device is idle, and acknowledged when all that runs was launched after; results are
-those of the same launches without any miss. Source: DESIGN.md, section 3.
+Invariants: the host waits for headers, and for the device at a token's end; while a request for
+experts is open nothing runs on the device but copies and layers that will run again, whose results
+nobody keeps; the daemon's changes are taken where the device is idle, and acknowledged when all
+that runs was launched after; results are those of the same launches without any miss. Source:
+DESIGN.md, section 3, but that a request need not wait for the end of what is to run again.
 """
 
 from __future__ import annotations
@@ -240,6 +241,7 @@ class Runner:
         while layer >= 0:
             n_flagged += 1
             self._fetch(layer, end)
+            self._wait()  # for what is to run again, which the answer has outlasted as a rule
             self._expect(layer, end)
             self._launches.again(layer, end, eagerly=eagerly)
             again = self._first_flagged(layer, end)
@@ -249,7 +251,10 @@ class Runner:
         return n_flagged
 
     def _fetch(self, layer: int, end: int) -> None:
-        """Fetch what a layer misses; what later ones up to `end` miss goes along as hints."""
+        """Fetch what a layer misses; what later ones up to `end` miss goes along as hints.
+
+        They may be running: then only those count as known that have got so far.
+        """
         absent = self._headers.absent(layer)
         self.counters.misses += 1
         if self._log is not None:
@@ -258,6 +263,7 @@ class Runner:
         hints = [
             (later, expert)
             for later in range(layer + 1, end)
+            if self._headers.has_come(later)
             for expert in self._headers.absent(later)
         ]
         # The daemon should know what is in use before it evicts.
@@ -268,7 +274,7 @@ class Runner:
     def _first_flagged(self, first: int, end: int) -> int:
         """Wait for the headers of layers first to end - 1; the first with an absent pick, or -1.
 
-        Where there is one, or nothing is to follow, the device is idle then.
+        Where nothing is to follow, the device is idle then.
         """
         if self._step.ahead is not None:
             self._step.ahead.read(first, end)
@@ -276,7 +282,7 @@ class Runner:
             self._likeliest.copy_(self._step.buffers.likeliest, non_blocking=True)
         with nullcontext() if self._timer is None else self._timer.waiting():
             found = self._headers.first_flagged(first, end, self._has_ended)
-            if found >= 0 or end == self._config.n_layers or self._is_watched:
+            if (found < 0 and end == self._config.n_layers) or self._is_watched:
                 self._wait()
         if self._check_routes is not None:
             self._check_routes.check(self.sequence.position, first, end)

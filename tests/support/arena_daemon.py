@@ -60,6 +60,7 @@ class ArenaDaemon:
         self._rows: dict[int, NDArray[np.uint8]] = {}
         self._n_requests = 0
         self.shuffle: random.Random | None = None  # in its order reads end
+        self.spoils = False  # whether a request costs every slot that it leaves open its bytes
         self.lost = ""
         self.events: list[str] = []  # what was asked and told, in order
         self.top_k_batch = config.top_k
@@ -102,6 +103,8 @@ class ArenaDaemon:
         meanwhile()
         own = {int(self.table[layer, expert]) for expert in experts} | set(busy)
         before = self.applied
+        if self.spoils:
+            self._spoil_all_but(own)
         absent = [expert for expert in experts if self.table[layer, expert] < 0]
         if self.shuffle is not None:
             self.shuffle.shuffle(absent)
@@ -201,6 +204,17 @@ class ArenaDaemon:
         self._owner[slot] = key
         self._set(key, slot)
         return slot
+
+    def _spoil_all_but(self, own: set[int]) -> None:
+        """Evict whoever is not named, and leave bytes behind that are scales of NaN."""
+        for slot, owner in enumerate(self._owner):
+            if owner is not None and slot not in own:
+                self._owner[slot] = None
+                self._set(owner, -1)
+                for name in PIECES:
+                    self.arena.piece(slot, name)[:] = bytes([255]) * len(
+                        self.arena.piece(slot, name)
+                    )
 
     def _free_slot(self, avoid: Sequence[int] | set[int]) -> int:
         if None in self._owner:

@@ -103,6 +103,22 @@ def test_no_byte_depends_on_the_sizes_of_the_tiers(
     assert (made.experts.cache.n_promoted > 0) == (n_device > 0)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n_device", [0, 100])
+def test_no_byte_depends_on_slots_that_a_request_leaves_open(device: str, n_device: int) -> None:
+    """What runs again may still read them while they are overwritten."""
+    eager = make_rig(device, mode="eager")
+    made = make_rig(device, mode="segment", boundaries="whole", n_device=n_device)
+    for one in (eager, made):
+        one.prefill(PROMPT)
+    made.daemon.spoils = True
+    made.daemon.drop(0, 0)  # an arena that has all asks for nothing
+    made.experts.take_changes()
+    assert made.greedy(6) == eager.greedy(6)
+    assert same_state(made, eager)
+    assert len(made.daemon.asked) > 6
+
+
 def test_all_picks_of_a_layer_that_are_not_on_the_device_are_asked_for() -> None:
     made = make_rig(mode="segment", boundaries="whole")
     made.prefill(PROMPT)

@@ -1,11 +1,12 @@
 """Chooses the next id: a pure function of (seed, position, logits).
 
-Invariants: the same three give the same id on any machine and in any order of calls; among equal
-logits the lower id comes first; nothing is kept between calls.
+Invariants: the same three give the same id on any machine and device and in any order of calls;
+among equal logits the lower id comes first; nothing is kept between calls.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +14,12 @@ from numpy.typing import NDArray
 
 from protocol.errors import ConfigError, ShardError
 
-Float32s = NDArray[np.float32]
-Float64s = NDArray[np.float64]
+from .host_draw import DrawNumbers, draw
+from .id_weights import ONE, Float32s
+
 Ids = NDArray[np.int64]
 
-_FIRST_TRY = 512
+_COLDEST = 2.0**-64  # no temperature but 0 is below: differences of logits over it stay normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,10 @@ def choose(
     if np.isnan(logits[best]):
         raise ShardError(f"position {position}: the logit of id {best} is NaN; check the weights")
     drawn = logits if ruled is None else ruled
-    chosen = int(drawn.argmax())
-    if sampling.temperature != 0:
-        chosen = _draw(drawn, position, sampling)
+    if sampling.temperature == 0:
+        chosen = int(drawn.argmax())
+    else:
+        chosen = draw(drawn, draw_numbers(sampling, position))
     if not logprobs:
         return Choice(chosen)
     wide = logits.astype(np.float64)
@@ -87,30 +90,17 @@ def choose(
     return Choice(chosen, float(wide[chosen]), tuple((int(k), float(wide[k])) for k in top))
 
 
-def _draw(logits: Float32s, position: int, sampling: Sampling) -> int:
-    weights = np.exp((logits.astype(np.float64) - float(logits.max())) / sampling.temperature)
-    ids = _kept(logits, weights, sampling)
-    sums = weights[ids].cumsum()
-    point = _uniform(sampling.seed, position) * sums[-1]
-    return int(ids[min(int(np.searchsorted(sums, point, side="right")), len(ids) - 1)])
-
-
-def _kept(logits: Float32s, weights: Float64s, sampling: Sampling) -> Ids:
-    """Ids that pass the filters, likeliest first; without a filter all of them, ascending."""
-    if sampling.top_k == 0 and sampling.top_p == 1:
-        return np.flatnonzero(weights >= sampling.min_p)
-    n_ids = min(sampling.top_k or len(logits), len(logits))
-    total = float(weights.sum()) if sampling.top_k == 0 else None
-    n_tried = n_ids if total is None else min(_FIRST_TRY, n_ids)
-    while True:  # sorting the few likeliest ids is enough, as a rule
-        ids = _descending(logits, n_tried)
-        sums = weights[ids].cumsum()
-        wanted = sampling.top_p * (float(sums[-1]) if total is None else total)
-        if sampling.top_p == 1 or sums[-1] >= wanted or n_tried == n_ids:
-            break
-        n_tried = min(8 * n_tried, n_ids)
-    n_kept = len(ids) if sampling.top_p == 1 else int(np.searchsorted(sums, wanted)) + 1
-    return ids[:n_kept][weights[ids[:n_kept]] >= sampling.min_p]
+def draw_numbers(sampling: Sampling, position: int) -> DrawNumbers:
+    """Return what the id at `position` is drawn with; the temperature is not 0."""
+    temperature = np.float32(max(sampling.temperature, _COLDEST))
+    return DrawNumbers(
+        temperature=int(temperature.view(np.uint32)),
+        top_k=sampling.top_k,
+        # Both products only move the point of a float: they are exact.
+        share=int(sampling.top_p * 2.0**64) if sampling.top_p < 1 else 0,
+        least=max(1, math.ceil(sampling.min_p * ONE)),
+        word=_random_word(sampling.seed, position),
+    )
 
 
 def _descending(logits: Float32s, n: int) -> Ids:
@@ -122,7 +112,6 @@ def _descending(logits: Float32s, n: int) -> Ids:
     return ids[np.argsort(-logits[ids], kind="stable")][:n]
 
 
-def _uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that belongs to (seed, position): Philox with the position as counter."""
-    word = int(np.random.Philox(key=seed, counter=position << 64).random_raw())
-    return (word >> 11) * 2.0**-53
+def _random_word(seed: int, position: int) -> int:
+    """64 bits that belong to (seed, position): Philox with the position as counter."""
+    return int(np.random.Philox(key=seed, counter=position << 64).random_raw())

@@ -1,8 +1,9 @@
 """One token through the model as launches alone: no host decision, no wait, fixed addresses.
 
-`embed`, then for each layer `attention` and `experts`, then `head`. All of them read the token's
-id, position and Engram rows from buffers, so that a graph of them serves every token. What they
-write is addressed by position or by layer and depends on inputs alone: each may run again.
+`embed`, then for each layer `attention` and `experts`, then `head`, and `draw` where the next id is
+drawn. All of them read the token's id, position, Engram rows and random word from buffers, so that
+a graph of them serves every token. What they write is addressed by position or by layer and depends
+on inputs alone: each may run again.
 
 Invariants: an absent expert adds nothing and raises the layer's flag in its header; the step is
 true when no header has a flag. Runs on the current CUDA stream; on the CPU with the references.
@@ -17,6 +18,7 @@ from compute.experts.tiers import ExpertTiers
 from compute.model.model import Model
 from compute.model.sequence import Sequence
 from kernels.bring import bring
+from kernels.draw import draw
 from kernels.hc_collapse import hc_collapse_norm
 from kernels.likeliest import likeliest
 from kernels.reference.route_m1 import MAX_EXPERTS, MAX_TOP_K
@@ -97,6 +99,18 @@ class DecodeStep:
         )
         product(buffers.row, head.matrix, out=buffers.logits)
         likeliest(buffers.logits[0], out=buffers.likeliest)
+
+    def draw(self, *, filtered: bool) -> None:
+        """Draw the next id with the staged numbers; filtered: top_k or top_p is among them."""
+        buffers = self.buffers
+        bring(buffers.staged_numbers, buffers.draw_numbers)
+        draw(
+            buffers.logits[0],
+            buffers.likeliest,
+            buffers.draw_numbers,
+            filtered=filtered,
+            out=buffers.drawn,
+        )
 
     def layers(self, first: int, end: int) -> None:
         """Launch whole layers `first` to `end` - 1."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from compute.host_draw import DrawNumbers
 from compute.model.precision import Numerics
 from protocol.files.model_config import ModelConfig
 
@@ -84,6 +85,11 @@ class StepBuffers:
         self.kept: Tensor | None = None  # candidate blocks [1, blocks] u8, made by who knows them
         self.logits = f32(1, config.vocab_size)
         self.likeliest = torch.zeros(2, dtype=torch.int64, device=device)
+        # What the next id is drawn with, and the id; at their ends in the host's memory.
+        n_numbers, is_pinned = len(DrawNumbers._fields), device.type == "cuda"
+        self.draw_numbers = torch.zeros(n_numbers, dtype=torch.int64, device=device)
+        self.staged_numbers = torch.zeros(n_numbers, dtype=torch.int64, pin_memory=is_pinned)
+        self.drawn = torch.zeros(2, dtype=torch.int64, pin_memory=is_pinned)
 
     def before_engram_of(self, layer: int) -> Tensor:
         """Return the streams [1, S, H] that the layer before hands on, before any Engram."""

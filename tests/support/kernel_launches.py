@@ -100,6 +100,8 @@ def a_token() -> None:
         for layer in (0, 1, 2, 3, 20, 24):  # one of each kind
             step.layers(layer, layer + 1)
         step.head()
+        for filtered in (False, True):
+            step.draw(filtered=filtered)
     update_slots(tiers.table, i32(100, 3), 4)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from kernels.attend_sparse import attend_sparse
 from kernels.bring import bring
 from kernels.byte_planes import byte_planes, empty_planes
+from kernels.draw import draw
 from kernels.engram_gate import engram_gate
 from kernels.engram_rows import engram_rows
 from kernels.fp8_to_bf16 import fp8_to_bf16
@@ -137,6 +138,24 @@ def _selections() -> None:
 def _likeliest() -> None:
     for n in (1, 3001):
         likeliest(numbers(n))
+
+
+@into(
+    STOPS,
+    "draw._sum_weights_kernel",
+    "draw._draw_kernel",
+    "draw_best._weigh_kernel",
+    "draw_best._gather_kernel",
+    "draw_best._draw_best_kernel",
+)
+def _draws() -> None:
+    one = 0x3F800000
+    for n in (1, 3001):
+        logits = numbers(n)
+        best = likeliest(logits)
+        draw(logits, best, i64([one, 0, 0, 1, 1 << 62]), filtered=False)
+        for top_k, share in ((7, 0), (0, 1 << 62), (2500, 1 << 62)):
+            draw(logits, best, i64([one, top_k, share, 1, 1 << 62]), filtered=True)
 
 
 @into(STOPS, "route_m1._route_m1_kernel", "route_m1._route_rows_kernel")

@@ -46,6 +46,7 @@ from kernels.route_m1 import route_m1, route_rows
 from kernels.routed_m1 import routed_m1
 from kernels.routed_m1_blocks import row_bytes
 from kernels.routed_rows import routed_rows
+from kernels.router_logits import router_logits
 from kernels.select_blocks import select_blocks
 from kernels.select_rows import select_rows
 from kernels.sum_parts import sum_parts
@@ -149,6 +150,9 @@ def a_chunks_experts() -> None:
 def routers() -> None:
     """The routers of the released model and of the largest one that they take."""
     for n_experts, top_k in ((CONFIG.n_experts, CONFIG.top_k), (1024, 16)):
+        for n in (1, 9, CHUNK):
+            for dtype in (BF16, F32):
+                router_logits(on_gpu(n, HIDDEN), on_gpu(n_experts, HIDDEN, dtype=dtype))
         for n in (1, CHUNK):
             logits, bias = on_gpu(n, n_experts), on_gpu(n_experts)
             picks, weights = route_rows(logits, bias, top_k=top_k, routed_scale=1.5)

@@ -26,6 +26,7 @@ from kernels.prepared_rows import prepared_rows
 from kernels.q8_1_rows import q8_1_rows
 from kernels.round_fp8 import round_fp8
 from kernels.route_m1 import route_m1, route_rows
+from kernels.router_logits import router_logits
 from kernels.select_blocks import select_blocks
 from kernels.select_rows import select_rows
 from kernels.sum_parts import sum_parts
@@ -170,6 +171,15 @@ def _routing() -> None:
         )  # fmt: skip
         for rows in ROWS:
             route_rows(numbers(rows, n_experts), bias, top_k=top_k, routed_scale=1.5)
+
+
+@into(STOPS, "router_logits._router_logits_kernel", "router_logits_layouts._router_rows_kernel")
+def _routers() -> None:
+    for rows in ROWS:
+        for n, k in ((45, 100), (7, 37)):
+            for x_dtype, dtype in ((F32, BF16), (F32, F32), (BF16, BF16)):
+                x = strided(rows, k).to(x_dtype)
+                router_logits(x, numbers(n, k, dtype=dtype))
 
 
 @into(STOPS, "update_slots._update_slots_kernel")

@@ -121,7 +121,7 @@ def layer_of(c: ModelConfig, layer: int) -> LayerWeights:
     )
     moe = MoeWeights(
         formats=(FP4, FP4, FP4),
-        router=bf16(c.n_experts, c.hidden_size),
+        router=bf16(c.n_experts, c.hidden_size).values,
         bias=torch.zeros(c.n_experts, device=DEVICE),
         shared_gate_up=fp8(2 * c.expert_width, c.hidden_size),
         shared_down=fp8(c.hidden_size, c.expert_width),

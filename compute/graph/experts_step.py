@@ -22,6 +22,7 @@ from kernels.hc_mix import hc_mix
 from kernels.route_m1 import route_m1
 from kernels.routed_m1 import routed_m1
 from kernels.routed_m1_buffers import RoutedBuffers
+from kernels.router_logits import router_logits
 from kernels.swiglu import swiglu
 
 from .look_ahead import LookAhead
@@ -111,7 +112,7 @@ class ExpertsStep:
                 kept.weights[layer],
             )
         route_m1(
-            product(b.row, moe.router, out=logits),
+            router_logits(b.row, moe.router, out=logits),
             moe.bias,
             tiers.table[layer],
             tiers.addresses,

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from compute.model.model import Model
 from kernels.route_m1 import route_rows
+from kernels.router_logits import router_logits
 from protocol.errors import ShardError
-
-from .products import product
 
 
 class LookAhead:
@@ -43,7 +42,7 @@ class LookAhead:
         config = self._config
         for ahead in range(min(self.n_ahead, config.n_layers - 1 - layer)):
             moe, guess = self._routers[layer + 1 + ahead], self._guesses[layer, ahead]
-            logits = product(self._row, moe.router, out=self._logits[ahead])
+            logits = router_logits(self._row, moe.router, out=self._logits[ahead])
             route_rows(
                 logits,
                 moe.bias,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.formats import FORMATS, fp4
+from kernels.reference import router_logits as reference
 from kernels.reference.route_select import route_select
 from kernels.reference.swiglu import swiglu
 from protocol.errors import ShardError
@@ -69,8 +70,7 @@ class Moe:
 
     def route(self, step: Step, row: Row) -> Plan | ChunkPlan:
         """Return who picks whom. Where kernels run, nobody has waited for it yet."""
-        logits = linear(row.x, self.weights.router, torch.float32)
-        picks, weights = self._picked(logits)
+        picks, weights = self._picked(self._logits(row.x))
         self._note(step, picks, weights)
         if not self._launches(row.x):
             return Plan(picks.long(), weights)
@@ -96,6 +96,14 @@ class Moe:
             total.index_add_(0, tokens, y.float())
         shared = self._expert(row.rounded, w.shared_gate_up, w.shared_down, None)
         return total.add_(shared.float()).to(n.activation)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """Return the router's logits [T, E] f32 of rows [T, H]."""
+        if not x.is_cuda:
+            return reference.router_logits(x, self.weights.router)
+        from kernels.router_logits import router_logits  # noqa: PLC0415  imports Triton
+
+        return router_logits(x, self.weights.router)
 
     def _picked(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return each token's experts [T, K] and their weights; by kernels they ascend, i32."""

@@ -73,7 +73,7 @@ class TensorReader:
         data = self._read(entry, 0, entry.n_bytes)
         return torch.frombuffer(data, dtype=dtype).view(entry.shape).to(self._device)
 
-    def embedding(self, name: str) -> Tensor:
+    def bf16_or_f32(self, name: str) -> Tensor:
         """Return a matrix [n, k] in bf16 where it is stored so, else in f32."""
         return self.stored(name) if self._tensors[name].dtype == "BF16" else self.f32(name)
 

@@ -1,7 +1,7 @@
 """The dense weights of a model, by module, as the forward pass uses them.
 
 What a row is multiplied with is a Matrix: f32 on the CPU, as stored on a GPU; everything else is
-f32. The embedding stays bf16 where it is stored so.
+f32. The embedding and routers stay bf16 where they are stored so.
 Matrices that read the same input are stacked, so that one product serves them.
 Invariants: nothing here comes from a routed expert or an Engram table; no file is open afterwards.
 Source of names and roles: model specification, section 6.
@@ -62,7 +62,7 @@ class MoeWeights:
     """Router and shared expert of one layer, and how its routed experts are stored."""
 
     formats: tuple[str, str, str]  # of gate, up and down: "FP4", or a block format's name
-    router: Matrix  # [E, H]
+    router: Tensor  # [E, H] bf16 or f32
     bias: Tensor  # [E]
     shared_gate_up: Matrix  # [2 * width, H]: w1, w3
     shared_down: Matrix  # [H, width]
@@ -106,7 +106,7 @@ def load_weights(checkpoint: Checkpoint, device: torch.device) -> ModelWeights:
     config = checkpoint.config
     with TensorReader(checkpoint.tensors, device) as reader:
         return ModelWeights(
-            embed=reader.embedding("embed.weight"),
+            embed=reader.bf16_or_f32("embed.weight"),
             layers=tuple(_layer(reader, checkpoint, layer) for layer in range(config.n_layers)),
             norm=reader.f32("norm.weight"),
             head=reader.matrix("head.weight"),
@@ -172,7 +172,7 @@ def _moe(reader: TensorReader, name: str, formats: tuple[str, str, str]) -> MoeW
     shared = f"{name}.shared_experts"
     return MoeWeights(
         formats=formats,
-        router=reader.matrix(f"{name}.gate.weight"),
+        router=reader.bf16_or_f32(f"{name}.gate.weight"),
         bias=reader.f32(f"{name}.gate.bias"),
         shared_gate_up=reader.matrix(f"{shared}.w1.weight", f"{shared}.w3.weight"),
         shared_down=reader.matrix(f"{shared}.w2.weight"),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from compute.graph.guess_writer import GuessWriter
-from compute.graph.products import product
 from kernels.reference.route_select import route_select
+from kernels.reference.router_logits import router_logits
 from protocol.files.guess_format import NO_EXPERT, GuessShape, decode_blocks, decode_header
 from tests.support.decode_rig import Rig, demo, make_rig
 
@@ -70,9 +70,9 @@ def test_a_guess_is_the_later_routers_pick_of_this_layers_input(device: str) -> 
                 assert (guesses[layer, distance - 1] == -1).all()
                 continue
             moe = made.model.blocks[layer].weights.moe
-            logits = product(inputs[layer - distance], moe.router)
+            logits = router_logits(inputs[layer - distance].cpu(), moe.router.cpu())
             ranked, weights = route_select(
-                logits.cpu(), moe.bias.cpu(), CONFIG.top_k, CONFIG.routed_scale
+                logits, moe.bias.cpu(), CONFIG.top_k, CONFIG.routed_scale
             )
             picks = ranked[0].sort().values.tolist()
             assert guesses[layer, distance - 1].tolist() == picks

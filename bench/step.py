@@ -33,8 +33,9 @@ from kernels.gemv import gemv
 from kernels.norm_latents import norm_latents
 from kernels.round_fp8 import round_fp8
 from kernels.routed_m1 import routed_m1
+from kernels.router_logits import router_logits
 
-HIDDEN, WIDTH, TOP_K, LIMIT = 5120, 2304, 6, 10.0
+HIDDEN, WIDTH, N_EXPERTS, TOP_K, LIMIT = 5120, 2304, 384, 6, 10.0
 BYTES = 3 * (WIDTH * HIDDEN // 2 + WIDTH * HIDDEN // 32)
 CACHE_BYTES = 400_000_000
 HEADS, HEAD, ROPE, Q_RANK, WINDOW = 64, 512, 64, 1280, 128
@@ -48,7 +49,6 @@ MATRICES = {
     "shared_gate_up": (4608, 5120, True, 1),
     "shared_down": (5120, 2304, True, 1),
     "engram_wkv": (25600, 6144, True, 1),
-    "router": (384, 5120, False, 1),
     "head": (129280, 5120, False, 1),
 }
 
@@ -85,7 +85,7 @@ def main() -> int:
             micros, tb_s = block_parts.block_matrix(*stored, args.rows, repeats)
             found |= {f"{name}_us": micros, f"{name}_fraction": tb_s / best}
             print(f"{name:20} {micros:8.2f} us  {tb_s:5.2f} TB/s  {tb_s / best:.2f} of {best:.2f}")
-    for name, micros in attention_parts(repeats).items():
+    for name, micros in [router_part(args.rows, repeats), *attention_parts(repeats).items()]:
         found[name] = micros
         print(f"{name:24} {micros:8.2f} us")
     found |= index_parts(repeats) | in_place(2 if args.quick else 8, repeats)
@@ -152,6 +152,19 @@ def matrix(
 
     taken = seconds(launch, repeats) / copies
     return taken * 1e6, n_bytes / taken / 1e12
+
+
+def router_part(rows: int, repeats: int) -> tuple[str, float]:
+    """Return microseconds of one layer's logits, whose additions wait for each other."""
+    copies = CACHE_BYTES // (N_EXPERTS * HIDDEN * 2)
+    weight = torch.randn(copies, N_EXPERTS, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(rows, HIDDEN, device="cuda").bfloat16().float()
+
+    def launch() -> None:
+        for layer in weight:
+            router_logits(x, layer)
+
+    return "router_us", seconds(launch, repeats) / copies * 1e6
 
 
 def attention_parts(repeats: int) -> dict[str, float]:

@@ -90,6 +90,10 @@ class NextLogits(Protocol):
         """Return the id of the largest logit. Raises ShardError on a NaN."""
         ...
 
+    def drawn(self) -> int:
+        """Return the id that the step drew, where it was to. Raises ShardError on a NaN."""
+        ...
+
     def values(self) -> NDArray[np.float32]:
         """Return the logits [vocab] f32."""
         ...
@@ -114,8 +118,11 @@ class Decoding(Protocol):
         """Return counts by name, for reports."""
         ...
 
-    def step(self, token: int) -> NextLogits:
-        """Take one id into the sequence. Raises as `Model.forward` does."""
+    def step(self, token: int, sampling: Sampling | None = None) -> NextLogits:
+        """Take one id into the sequence, and draw the next one where a sampling is given.
+
+        Drawn is what `choose` chooses of the same logits. Raises as `Model.forward` does.
+        """
         ...
 
     def finish(self) -> None:
@@ -212,6 +219,10 @@ class _Run:
         self._trail: Trail | None = None
         room = engine.context - len(request.prompt_ids)
         self._most = min(request.max_tokens, room)
+        # What a decoding draws with by itself: nothing where an id is likeliest or the host's.
+        plain = request.rules is None and not request.logprobs
+        is_drawn = plain and request.sampling.temperature != 0
+        self._sampling = request.sampling if is_drawn else None
 
     def events(self) -> Iterator[Event]:
         source = self._engine.source
@@ -282,7 +293,7 @@ class _Run:
         decoding = self._engine.decoding
         if decoding is None or not decoding.takes(sequence):
             return self._take(sequence, [token])
-        logits = decoding.step(token)
+        logits = decoding.step(token, self._sampling)
         self._note_taken(sequence, [token])
         return logits
 
@@ -304,8 +315,9 @@ class _Run:
     def _chosen(self, logits: Logits, position: int) -> Choice:
         request, rules = self._request, self._request.rules
         if not isinstance(logits, np.ndarray):
-            greedy = request.sampling.temperature == 0 and rules is None
-            if greedy and not request.logprobs:
+            if self._sampling is not None:
+                return Choice(logits.drawn())
+            if rules is None and not request.logprobs:
                 return Choice(logits.likeliest())
             logits = logits.values()
         choice = choose(

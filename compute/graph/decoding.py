@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from compute.experts.device_experts import DeviceExperts
 from compute.model.model import Model
 from compute.model.sequence import Sequence
+from compute.sampler import Sampling
 
 from .guess_writer import GuessWriter
 from .hashes import Tracer
@@ -90,9 +91,9 @@ class Decoding:
         """Ask early for what the step with this token needs."""
         self._runner.expect(token)
 
-    def step(self, token: int) -> NextLogits:
+    def step(self, token: int, sampling: Sampling | None = None) -> NextLogits:
         """Take a token into the sequence. Raises as Runner.step does."""
-        self._runner.step(token)
+        self._runner.step(token, sampling)
         return NextLogits(self._runner)
 
     def finish(self) -> None:
@@ -109,6 +110,10 @@ class NextLogits:
     def likeliest(self) -> int:
         """Return the id of the largest logit. Raises ShardError on a NaN."""
         return self._runner.likeliest()
+
+    def drawn(self) -> int:
+        """Return the id that the step drew. Raises ShardError on a NaN."""
+        return self._runner.drawn()
 
     def values(self) -> NDArray[np.float32]:
         """Return the logits [vocab] f32."""

@@ -6,6 +6,7 @@ Whatever the way, the launches are the same, and so are their results.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from functools import partial
 
 from compute.experts.tiers import ExpertTiers
@@ -77,6 +78,11 @@ class Launches:
             launch(("layer", later), partial(step.layers, later, later + 1))
         if end == self._n_layers:
             launch(("head",), step.head)
+
+    def draw(self, *, filtered: bool) -> None:
+        """Launch the draw of an id from the logits; filtered: from the likeliest ones."""
+        with nullcontext() if self._timer is None else self._timer.launched("sampling"):
+            self._launch(("draw", filtered), partial(self._step.draw, filtered=filtered))
 
     def _parts(self, first: int, end: int, *, attends: bool = True) -> None:
         """Launch layers part by part with marks between, from `first`'s experts if not `attends`.

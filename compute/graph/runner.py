@@ -20,10 +20,12 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from compute.experts.device_experts import DeviceExperts
 from compute.model.model import Model
 from compute.model.sequence import Sequence
+from compute.sampler import Sampling, draw_numbers
 from protocol.errors import ConfigError, ShardError
 
 from .decode_step import DecodeStep
@@ -44,7 +46,7 @@ _LOG_STEPS = 32  # between two lines of counts
 
 
 class Runner:
-    """`step` takes one token into the sequence; then `logits` and `likeliest` are there.
+    """`step` takes one token into the sequence; then `logits`, `likeliest` and `drawn` are there.
 
     mode        as `Launches` has it; oracle: each segment is compared with its eager run bit by bit
     boundaries  kind of the segments' boundaries
@@ -94,6 +96,8 @@ class Runner:
         self._log = log
         pinned = model.device.type == "cuda"
         self._likeliest = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
+        self._draw_numbers = self._step.buffers.staged_numbers.numpy().view(np.uint64)
+        self._sampling: Sampling | None = None  # of the id after the token
         self._steps = 0
         self._expected = -1  # the token whose rows are asked for
 
@@ -115,7 +119,14 @@ class Runner:
 
     def likeliest(self) -> int:
         """Return the id of the last step's largest logit. Raises ShardError on a NaN."""
-        token, is_nan = self._likeliest.tolist()
+        return self._found(self._likeliest)
+
+    def drawn(self) -> int:
+        """Return the id that the last step drew, as it was told to. Raises ShardError on a NaN."""
+        return self._found(self._step.buffers.drawn)
+
+    def _found(self, found: Tensor) -> int:
+        token, is_nan = found.tolist()
         if is_nan:
             raise ShardError(
                 f"position {self.sequence.position}: the logit of id {token} is NaN; "
@@ -132,8 +143,10 @@ class Runner:
         self._expected = token
 
     @torch.inference_mode()
-    def step(self, token: int) -> None:
+    def step(self, token: int, sampling: Sampling | None = None) -> None:
         """Take the token in. Raises ConfigError before anything, else what the experts raise.
+
+        sampling  how the id after it is drawn, with a temperature above 0; None: it is not
 
         Whatever it raises, nothing runs on the device then, and the sequence is as it was.
         """
@@ -141,6 +154,7 @@ class Runner:
         if self._expected != token:
             self.expect(token)
         self._expected = -1
+        self._sampling = sampling
         if self._timer is not None:
             self._timer.begin(sequence.position)
         self._launches.begin()
@@ -280,6 +294,7 @@ class Runner:
             self._step.ahead.read(first, end)
         if end == self._config.n_layers:
             self._likeliest.copy_(self._step.buffers.likeliest, non_blocking=True)
+            self._draw()
         with nullcontext() if self._timer is None else self._timer.waiting():
             found = self._headers.first_flagged(first, end, self._has_ended)
             if (found < 0 and end == self._config.n_layers) or self._is_watched:
@@ -290,6 +305,13 @@ class Runner:
             # By the input of the last layer that has a true one: a flagged layer's is true.
             self._foresight.tell(found if found >= 0 else end - 1, end)
         return found
+
+    def _draw(self) -> None:
+        """Launch the draw of the next id behind the head, so that no wait of its own is needed."""
+        if self._sampling is not None:
+            numbers = draw_numbers(self._sampling, self.sequence.position + 1)
+            self._draw_numbers[:] = numbers
+            self._launches.draw(filtered=numbers.is_filtered)
 
     @property
     def _is_watched(self) -> bool:

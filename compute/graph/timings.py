@@ -26,7 +26,7 @@ class StepTimer:
     compute    routers, experts and shared experts on the device
     attention  attention, compressed rows and indexer, and what an Engram adds, on the device
     engram     waiting for Engram rows
-    sampling   the logits on the device, and reading them or the likeliest id
+    sampling   the logits and an id of them on the device, and reading logits
     """
 
     def __init__(self, device: torch.device, write: Callable[[str], None]) -> None:

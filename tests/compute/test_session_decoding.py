@@ -10,14 +10,16 @@ import pytest
 from compute.experts.miss_client import IoCounters, MissClient, Waiting
 from compute.frontend.text_stream import TextStream
 from compute.frontend.tokenizer import Tokenizer
+from compute.logit_rules import LogitRules
 from compute.model.sequence import Sequence
-from compute.sampler import Sampling
+from compute.sampler import Sampling, choose
 from compute.session import Engine, Finished, NewToken, Request
 from tests.support.decode_rig import demo, demo_model
 from tests.support.local_sources import LocalSources
 
 PLAY = [0, 209, 711, 63, 1288, 278]
 GREEDY = Sampling(temperature=0)
+DRAWN = Sampling(temperature=0.9, top_p=0.95, seed=3)
 
 
 class Sources(LocalSources):
@@ -33,6 +35,27 @@ class Sources(LocalSources):
     def check_cancelled(self) -> None: ...
 
 
+class ToldLogits:
+    """Logits that write down what is taken of them."""
+
+    def __init__(
+        self, row: np.ndarray, position: int, sampling: Sampling | None, told: list[str]
+    ) -> None:
+        self._row, self._position, self._sampling, self._told = row, position, sampling, told
+
+    def likeliest(self) -> int:
+        return int(self._row.argmax())
+
+    def drawn(self) -> int:
+        assert self._sampling is not None
+        self._told.append("drawn")
+        return choose(self._row, self._position, self._sampling).id
+
+    def values(self) -> np.ndarray:
+        self._told.append("values")
+        return self._row
+
+
 class ToldDecoding:
     """Decodes by the model's own forward and writes down what it is told."""
 
@@ -41,7 +64,6 @@ class ToldDecoding:
         self.sources = Sources(demo())
         self.told: list[str] = []
         self._sequence = self.model.new_sequence(64)
-        self._row = np.zeros(0, np.float32)
 
     def new_sequence(self) -> Sequence:
         self._sequence.reset()
@@ -56,24 +78,20 @@ class ToldDecoding:
     def values(self) -> dict[str, int | str]:
         return {}
 
-    def step(self, token: int) -> ToldDecoding:
+    def step(self, token: int, sampling: Sampling | None = None) -> ToldLogits:
         self.told.append(f"step {token}")
         found = self.model.forward(self._sequence, [token], self.sources, self.sources)
-        self._row = found[0].numpy()
-        return self
+        return ToldLogits(found[0].numpy(), self._sequence.position, sampling, self.told)
 
     def finish(self) -> None:
         self.told.append("finish")
-
-    def likeliest(self) -> int:
-        return int(self._row.argmax())
 
 
 @pytest.fixture
 def made() -> tuple[Engine, ToldDecoding]:
     decoding = ToldDecoding()
     source = cast(MissClient, decoding.sources)
-    engine = Engine(decoding.model, source, context=64, chunk=32, decoding=decoding)  # type: ignore[arg-type]
+    engine = Engine(decoding.model, source, context=64, chunk=32, decoding=decoding)
     return engine, decoding
 
 
@@ -110,3 +128,36 @@ def test_nothing_is_expected_after_a_stop(made: tuple[Engine, ToldDecoding]) -> 
     assert last.reason == "stop"
     assert decoding.told[-2].startswith("step")
     assert decoding.told[-1] == "finish"
+
+
+def ids_of(engine: Engine, request: Request) -> list[int]:
+    events = engine.generate(request)
+    return [event.choice.id for event in events if isinstance(event, NewToken)]
+
+
+def test_a_plain_draw_is_the_decodings_and_any_other_the_hosts(
+    made: tuple[Engine, ToldDecoding],
+) -> None:
+    engine, decoding = made
+    taken = {}
+    for name, request in {
+        "drawn": Request(PLAY, DRAWN, max_tokens=5),
+        "reported": Request(PLAY, DRAWN, max_tokens=5, logprobs=True),
+        "ruled": Request(PLAY, DRAWN, max_tokens=5, rules=LogitRules()),
+        "greedy": Request(PLAY, GREEDY, max_tokens=5),
+    }.items():
+        decoding.told.clear()
+        taken[name] = ids_of(engine, request), {"drawn", "values"} & set(decoding.told)
+    ids = taken["drawn"][0]
+    assert taken["drawn"] == (ids, {"drawn"})
+    assert taken["reported"] == taken["ruled"] == (ids, {"values"})
+    assert taken["greedy"][1] == set()
+    assert taken["greedy"][0] != ids
+
+
+def test_drawn_ids_are_those_without_a_decoding(made: tuple[Engine, ToldDecoding]) -> None:
+    engine, decoding = made
+    source = cast(MissClient, decoding.sources)
+    plain = Engine(decoding.model, source, context=64, chunk=32)
+    request = Request(PLAY, DRAWN, max_tokens=8)
+    assert ids_of(engine, request) == ids_of(plain, request)

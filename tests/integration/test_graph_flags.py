@@ -83,3 +83,16 @@ def test_the_service_logs_them_and_counts_them(runtime_dir: Path) -> None:
     assert float(found["launches"]) >= 4
     assert float(found["launches"]) == float(found["eager"]) + float(found["replays"])
     assert state["compute"]["graph_mode"] == "segment"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("filters", [(), ("--top-p", "0.95", "--top-k", "300")])
+def test_drawn_ids_are_the_same_in_every_mode(
+    filters: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = ("--temperature", "0.9", "--seed", "3", "--precision", "highway", *filters)
+    ids = [
+        generated(capsys, *drawn, "--graph", mode)[0]["ids"]
+        for mode in ("plain", "eager", "segment")
+    ]
+    assert ids[0] == ids[1] == ids[2] != generated(capsys)[0]["ids"]

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from compute.graph.runner import Runner
+from compute.sampler import Sampling
 from tests.support.decode_rig import Rig, make_rig
 
 PROMPT = [3, 911, 17, 2045, 88, 640]
 N_STEPS = 200
 MODES = ["eager", "layer", "segment"]
+# Greedy, and drawn in either way.
+SAMPLINGS = [None, Sampling(seed=2), Sampling(top_k=20, top_p=0.9, seed=3)]
 
 
 def launches_noted(rig: Rig) -> None:
@@ -140,24 +143,26 @@ def test_a_token_that_was_expected_and_did_not_come_leaves_no_trace() -> None:
     assert (made.runner.logits() == plain.runner.logits()).all()
 
 
-def steps(made: Rig, n: int, token: int = 42) -> int:
-    """Greedy steps; what the test's daemon writes down is thrown away."""
+def steps(made: Rig, n: int, token: int = 42, sampling: Sampling | None = None) -> int:
+    """Greedy or drawn steps; what the test's daemon writes down is thrown away."""
     for _ in range(n):
-        made.runner.step(token)
-        token = made.runner.likeliest()
+        made.runner.step(token, sampling)
+        token = made.runner.likeliest() if sampling is None else made.runner.drawn()
         made.runner.expect(token)
         for noted in (made.daemon.touched, made.daemon.asked, made.daemon.events):
             noted.clear()
     return token
 
 
-@pytest.mark.parametrize("n_device", [0, 64])
+@pytest.mark.parametrize(
+    ("n_device", "sampling"), [(0, None), (64, None), (64, SAMPLINGS[1]), (64, SAMPLINGS[2])]
+)
 @pytest.mark.parametrize("mode", MODES)
-def test_pythons_blocks_do_not_grow(mode: str, n_device: int) -> None:
+def test_pythons_blocks_do_not_grow(mode: str, n_device: int, sampling: Sampling | None) -> None:
     """The loop's own: references that stand in for kernels on the CPU keep some for a while."""
     made = make_rig(mode=mode, n_device=n_device)
     made.prefill(PROMPT)
-    steps(made, 20)
+    steps(made, 20, sampling=sampling)
     made.runner._launches._launch = lambda *_: None  # type: ignore[method-assign]
     made.runner._headers.expect = lambda *_: None  # type: ignore[method-assign]
     grown = []
@@ -165,21 +170,22 @@ def test_pythons_blocks_do_not_grow(mode: str, n_device: int) -> None:
         made.runner.finish()
         made.runner.sequence.reset()
         made.prefill(PROMPT)
-        token = steps(made, 60)
+        token = steps(made, 60, sampling=sampling)
         gc.collect()
         before = sys.getallocatedblocks()
-        steps(made, N_STEPS, token)
+        steps(made, N_STEPS, token, sampling)
         gc.collect()
         grown.append(sys.getallocatedblocks() - before)
     assert min(grown) < N_STEPS // 2, grown  # a leak is one a step
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("mode", MODES)
-def test_pythons_blocks_do_not_grow_on_a_device(mode: str) -> None:
+def test_pythons_blocks_do_not_grow_on_a_device(mode: str, sampling: Sampling | None) -> None:
     made = make_rig("cuda", mode=mode)
     made.prefill(PROMPT)
-    token = steps(made, 60)
+    token = steps(made, 60, sampling=sampling)
     grown = []
     for _ in range(3):  # what comes once is in one of them, a leak in all
         made.runner.finish()
@@ -187,25 +193,28 @@ def test_pythons_blocks_do_not_grow_on_a_device(mode: str) -> None:
         made.prefill(PROMPT)
         gc.collect()
         before = sys.getallocatedblocks()
-        token = steps(made, N_STEPS, token)
+        token = steps(made, N_STEPS, token, sampling)
         gc.collect()
         grown.append(sys.getallocatedblocks() - before)
     assert min(grown) < N_STEPS // 2, grown  # a leak is one a step
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_steady_step_allocates_nothing_on_the_device(mode: str) -> None:
+def test_a_steady_step_allocates_nothing_on_the_device(
+    mode: str, sampling: Sampling | None
+) -> None:
     made = make_rig("cuda", mode=mode)
     made.prefill(PROMPT)
-    token = steps(made, 60)
+    token = steps(made, 60, sampling=sampling)
     torch.cuda.synchronize()
     counts = ["segment.all.allocated", "num_device_alloc", "num_alloc_retries"]
     if mode != "eager":  # single launches take their intermediates from the caching allocator
         counts.append("allocation.all.allocated")
     before = {name: torch.cuda.memory_stats()[name] for name in counts}
     reserved = torch.cuda.memory_reserved()
-    steps(made, N_STEPS, token)
+    steps(made, N_STEPS, token, sampling)
     assert {name: torch.cuda.memory_stats()[name] for name in counts} == before
     assert torch.cuda.memory_reserved() == reserved
 
@@ -213,12 +222,13 @@ def test_a_steady_step_allocates_nothing_on_the_device(mode: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("boundaries", ["auto", "whole"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_steady_step_waits_for_headers_alone(
-    mode: str, boundaries: str, monkeypatch: pytest.MonkeyPatch
+    mode: str, boundaries: str, sampling: Sampling | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make_rig("cuda", mode=mode, boundaries=boundaries)
     made.prefill(PROMPT)
-    token = steps(made, 20)
+    token = steps(made, 20, sampling=sampling)
     waits, wait = [], Runner._wait
 
     def allowed(runner: Runner) -> None:
@@ -232,7 +242,7 @@ def test_a_steady_step_waits_for_headers_alone(
     monkeypatch.setattr(Runner, "_wait", allowed)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        steps(made, 10, token)
+        steps(made, 10, token, sampling)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(waits) == 10  # one at a token's end

@@ -97,14 +97,15 @@ class DeviceCopies:
         for promotion in chosen:
             self._begin(promotion)
 
-    def sources(self) -> list[int]:
-        """Return the arena slots that unfinished copies read and chosen ones will, ascending.
+    def sources(self, *, chosen: bool = False) -> list[int]:
+        """Return the arena slots that unfinished copies read, ascending; and chosen ones will.
 
         Those that have ended are taken first: their slots may be given to other keys at once.
         """
         self.take_ended()
         slots = {copy.source for copy in self._under_way}
-        slots.update(self._slot_of(each.key) for each in self._chosen if self._can_begin(each))
+        if chosen:
+            slots.update(self._slot_of(each.key) for each in self._chosen if self._can_begin(each))
         return sorted(slots)
 
     def take_ended(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -70,6 +71,7 @@ class DeviceExperts(MissClient):
         self._registered: RegisteredArena | None = None
         self._untold: tuple[int, NDArray[np.uint16]] | None = None  # the last step and its picks
         self._uncounted: NDArray[np.uint16] | None = None  # the same, told by now
+        self._begins_beside = False  # whether the request in hand has copies begin behind it
         n_processors = len(os.sched_getaffinity(0))
         client.spins = places.device.type == "cuda" and n_processors >= _SPARE_PROCESSORS
         super().__init__(client, shapes, waiting, places.device)
@@ -133,7 +135,8 @@ class DeviceExperts(MissClient):
         self._copies.drop_moved()  # a request acknowledges, too
         with self._stall():
             if n_absent:  # else all of them lie in chunks that are not registered yet
-                self._fetch(layer, group, hints)
+                with self._copies_beside(len(group)):
+                    self._fetch(layer, group, hints)
             if self._registered is not None:
                 self._registered.wait_for(self._table.slots[layer][expert] for expert in group)
         self._enter(moved=True)
@@ -152,9 +155,26 @@ class DeviceExperts(MissClient):
         self._untold = (self._step, pairs)
         self._step += 1
 
+    @contextmanager
+    def _copies_beside(self, n_experts: int) -> Iterator[None]:
+        """Have copies begin behind the request for so many experts that the block sends.
+
+        Where that would leave the daemon less than half of its slots, those under way are waited
+        for instead, and those chosen begin later.
+        """
+        n_busy = len(self._copies.sources(chosen=True))
+        self._begins_beside = 2 * (n_experts + n_busy) <= self.client.n_slots
+        if not self._begins_beside:
+            self._copies.finish()
+        try:
+            yield
+        finally:
+            self._begins_beside = False
+
     def _has_asked(self) -> None:
         """While the drive is waited for the way to the device is free."""
-        self.begin_copies()
+        if self._begins_beside:
+            self.begin_copies()
 
     def report(self, *, acknowledges: bool = True) -> None:
         """Say and choose all that `report_part` would.
@@ -251,8 +271,8 @@ class DeviceExperts(MissClient):
         return where.tobytes()
 
     def busy_slots(self) -> Sequence[int]:
-        """Arena slots that copies read which are unfinished or to begin, ascending."""
-        return self._copies.sources()
+        """Arena slots that unfinished copies read, and those that begin beside the request."""
+        return self._copies.sources(chosen=self._begins_beside)
 
     def take_changes(self) -> None:
         """As MissClient's; then the device's table is up to date as well."""

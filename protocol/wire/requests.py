@@ -37,6 +37,11 @@ class Requests:
         self._rows_wanted: dict[int, int] = {}  # request -> rows of it
         self.n_passed_over = 0  # messages that nobody waited for
 
+    @property
+    def n_slots(self) -> int:
+        """Slots of the arena that the engine can read now."""
+        return self._n_slots
+
     def _begin_session(self) -> None:
         """Forget what the last session owed."""
         self._changes.clear()

@@ -215,6 +215,29 @@ def test_copies_begin_beside_a_request_that_names_their_sources(
     assert len(busy) == len(experts._copies._under_way) > 0
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_small_arena_is_left_room_by_copies(
+    has_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the slots are the daemon's: what is under way ends first, what is chosen waits."""
+    made = make_rig(n_slots=14, n_device=16)
+    experts, daemon = made.experts, made.daemon
+    boundary(experts)
+    experts.end_token(np.array([[0, 1, 2, 3, 4, 5]] * daemon.table.shape[0]), 0, 0)
+    experts.report()
+    copies = experts._copies
+    assert 2 * (6 + len(copies._chosen)) > 14
+    monkeypatch.setattr("compute.experts.device_copies._has_ended", lambda _copy: False)
+    if has_begun:
+        experts.begin_copies()
+    assert bool(copies._under_way) == has_begun
+    experts.fetch(LAYER, [int(expert) for expert in np.flatnonzero(daemon.table[LAYER] < 0)[:6]])
+    ((_, _, busy, _),) = daemon.asked
+    assert busy == ()
+    assert not copies._under_way
+    assert bool(copies._chosen) != has_begun
+
+
 def test_without_a_miss_copies_begin_behind_the_tokens_last_layers() -> None:
     made = make_rig(mode="segment", n_device=64)
     experts = made.experts

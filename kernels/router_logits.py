@@ -15,10 +15,10 @@ from torch import Tensor
 from .device import runs_kernels, speaks_ptx
 from .reference import router_logits as reference
 
-FEW_ROWS = 8  # up to here a chain of a thread's own, its products made beforehand, is quicker
-# Tokens and experts a program, and warps, where tokens are many and where they are not.
-MANY_ROWS = 512
-TILE, SMALL_TILE = (64, 32, 4), (16, 16, 1)
+FEW_ROWS = 48  # up to here a chain of a thread's own, its products made beforehand, is quicker
+# Tokens and experts of a program, by the rows up to which it is the quickest: measured, see
+# bench/NOTES.md. A warp holds a few chains a thread, so that others' additions fill its waits.
+TILES = ((192, (8, 8)), (384, (8, 16)), (1024, (16, 16)), (1 << 62, (16, 32)))
 
 
 @triton.jit
@@ -103,10 +103,10 @@ def router_logits(
         if fits(weight):
             launch_layouts(x, weight, out)
             return out
-    tokens, rows, warps = TILE if shape[0] >= MANY_ROWS else SMALL_TILE
+    tokens, rows = next(tile for most, tile in TILES if shape[0] <= most)
     _router_logits_kernel[(triton.cdiv(shape[1], rows), triton.cdiv(shape[0], tokens))](
         x, weight, out, *shape, x.shape[1], x.stride(0),
-        TOKENS=tokens, ROWS=rows, num_warps=warps, enable_fp_fusion=False,
+        TOKENS=tokens, ROWS=rows, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels import router_logits_layouts as layouts
 from kernels.reference import router_logits as reference
-from kernels.router_logits import FEW_ROWS, MANY_ROWS, router_logits
+from kernels.router_logits import FEW_ROWS, TILES, router_logits
 from tests.support.gluon_ptx import gluon_ptx
 from tests.support.ptx_machine import PtxMachine
 
@@ -153,10 +153,12 @@ def test_the_released_routers_bits_at_every_number_of_rows(dtype: torch.dtype) -
 
 @pytest.mark.gpu
 def test_a_tokens_bits_do_not_depend_on_the_others() -> None:
-    x, weight = case(MANY_ROWS + 7, 384, 5120)
+    most = [rows for rows, _ in TILES[:-1]]
+    x, weight = case(most[-1] + 7, 384, 5120)
     given, router = x.cuda(), weight.cuda()
     together = router_logits(given, router)
-    for first, rows in ((0, 1), (5, 1), (MANY_ROWS + 6, 1), (3, FEW_ROWS), (9, FEW_ROWS + 1)):
+    parts = [(0, 1), (5, 1), (most[-1] + 6, 1), (3, FEW_ROWS), (9, FEW_ROWS + 1)]
+    for first, rows in [*parts, *((7, rows) for rows in most)]:
         part = router_logits(given[first : first + rows], router)
         assert same(part, together[first : first + rows])
 

@@ -23,6 +23,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import block_parts
+from bench.draw_parts import draw_parts
 from bench.in_place import in_place
 from bench.index_parts import index_parts
 from bench.timing import seconds
@@ -88,7 +89,7 @@ def main() -> int:
     for name, micros in [router_part(args.rows, repeats), *attention_parts(repeats).items()]:
         found[name] = micros
         print(f"{name:24} {micros:8.2f} us")
-    found |= index_parts(repeats) | in_place(2 if args.quick else 8, repeats)
+    found |= index_parts(repeats) | draw_parts(repeats) | in_place(2 if args.quick else 8, repeats)
     torch.cuda.empty_cache()
     whole = whole_step(n_layers, repeats, best)
     for name, value in whole.items():

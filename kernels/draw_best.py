@@ -22,6 +22,7 @@ from .top_keys import order_keys
 
 _BLOCK = 1024
 _CHUNK = 2048
+_CHUNK_WARPS = 8
 _BINS = 64  # the last one is of ids that weigh nothing
 _TOP = tl.constexpr((127 + 40) << 23)  # the bits of 2^40
 _WIDTH = tl.constexpr((40 << 23) // 63 + 1)  # of a bin, in bits of f32: 63 go down to 1
@@ -90,7 +91,7 @@ def _gather_kernel(
     tl.store(left + place, weight, mask=taken)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])  # a 1 would be a constant: loops change what begins with it
 def _draw_best_kernel(
     ids, keys, left, n_left, sums, numbers, likeliest, out, n_parts, n,
     PARTS: tl.constexpr, CHUNK: tl.constexpr,
@@ -138,5 +139,5 @@ def draw_best(logits: Tensor, likeliest: Tensor, numbers: Tensor, out: Tensor) -
     )  # fmt: skip
     _draw_best_kernel[(1,)](
         ids, keys, left, n_left, sums, numbers, likeliest, out, n_parts, n,
-        PARTS=parts, CHUNK=_CHUNK, num_warps=8,
+        PARTS=parts, CHUNK=_CHUNK, num_warps=_CHUNK_WARPS,
     )  # fmt: skip

@@ -72,7 +72,7 @@ def gemv(
 ) -> Tensor:
     """Multiply a few rows with a matrix as it is stored: x . weight^T, summed in f32.
 
-    x        [M, groups * k] f32, M at most 8
+    x        [M, groups * k] f32, rows contiguous, M at most 8
     weight   [n, k] u8 E4M3 codes, or bf16
     scales   [ceil(n / 32), ceil(k / 32)] u8 E8M0 for E4M3, None for bf16
     groups   as many equal parts of the matrix's rows, the g-th takes the g-th k channels of x

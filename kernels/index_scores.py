@@ -122,9 +122,8 @@ def index_scores(
     keys             [G, k] `dtype`, contiguous; rows that no token sees are not read
     first            [1] i64, the position of token 0; token t sees rows below
                      (first + t + 1) // ratio
-    returns          [T, G] f32, rows contiguous, in `scores` where given: -inf for rows that a
-                     token does not see, but what no token of the step sees may be left as it was;
-                     without `scores` it is -inf
+    returns          [T, G] f32, rows contiguous, in `scores` where given: rows that a token does
+                     not see are -inf there, or left as they were; without `scores` they are -inf
 
     In bf16 each of product, relu, weighting and head sum is rounded as in `reference.index_scores`.
     Bits equal its bits as long as f32 holds both sums exactly. It does for products of fp4-rounded

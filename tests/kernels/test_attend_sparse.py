@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.attend_sparse import attend_sparse
 from kernels.attend_sparse_shapes import scratch_values
 from kernels.reference import attend_sparse as reference
+from tests.support.row_cases import row_cases
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreter),
@@ -19,6 +20,7 @@ DEVICES = [
 DTYPES = [torch.bfloat16, torch.float32]
 # heads, channels, turned channels, window, selected rows (None = a layer without)
 SIZES = [(8, 64, 16, 64, 96), (4, 64, 16, 8, 8), (3, 96, 32, 40, 33), (8, 32, 32, 24, None)]
+BLOCKS = (2, 32, 8, 130, 90)  # five blocks of 32 of the ring, three of selected rows
 RELEASED = [(64, 512, 64, 128, 512), (64, 512, 64, 128, None)]
 
 
@@ -71,11 +73,23 @@ def assert_near(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize(("n_tokens", "first"), [(1, 0), (1, 131), (5, 2)])
+@pytest.mark.parametrize(("n_tokens", "first"), [(1, 0), (1, 131), (2, 2)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_equal_the_reference(
     device: str, sizes: Any, n_tokens: int, first: int, dtype: torch.dtype
 ) -> None:
+    check(device, sizes, n_tokens, first, dtype)
+
+
+@pytest.mark.parametrize(("device", "n_tokens"), row_cases())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_of_any_number_of_rows_equal_the_reference(
+    device: str, n_tokens: int, dtype: torch.dtype
+) -> None:
+    check(device, (3, 32, 16, 12, 9), n_tokens, 25, dtype)
+
+
+def check(device: str, sizes: Any, n_tokens: int, first: int, dtype: torch.dtype) -> None:
     wanted = reference.attend_sparse(**made(sizes, n_tokens, first, dtype))
     given = made(sizes, n_tokens, first, dtype, device)
     out = torch.full_like(given["q"], torch.nan)
@@ -103,12 +117,12 @@ def test_values_equal_the_reference_at_all_sizes(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_number_of_splits_gives_the_same_bytes(device: str, dtype: torch.dtype) -> None:
-    sizes = SIZES[0] if device == "cpu" else RELEASED[0]
-    given = made(sizes, 2, 70, dtype, device)
+    sizes = BLOCKS if device == "cpu" else RELEASED[0]
+    given = made(sizes, 1, 270, dtype, device)
     heads, k, _, window, n_selected = sizes
-    scratch = torch.full((scratch_values(2, heads, k, window, n_selected or 0),), torch.nan)
+    scratch = torch.full((scratch_values(1, heads, k, window, n_selected or 0),), torch.nan)
     wanted = attend_sparse(**given, splits=1)
-    for splits in (2, 5) if device == "cpu" else range(2, 17):
+    for splits in range(2, 9 if device == "cpu" else 17):
         found = attend_sparse(**given, splits=splits, scratch=scratch.to(device))
         assert torch.equal(found, wanted), splits
 

@@ -30,9 +30,28 @@ def check(name: str, n: int, k: int, rows: int, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("rows", "n"), [(9, 20), (33, 70)])
-def test_products_equal_the_reference(device: str, name: str, rows: int, n: int) -> None:
-    check(name, n, 512, rows, device)
+@pytest.mark.parametrize(("rows", "n", "k"), [(2, 6, 256), (9, 20, 512), (33, 70, 256)])
+def test_products_equal_the_reference(device: str, name: str, rows: int, n: int, k: int) -> None:
+    check(name, n, k, rows, device)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("name", ["Q2_K", "Q8_0"])  # rounded in both forms
+def test_a_few_rows_equal_the_reference(name: str, rows: int) -> None:
+    check(name, 6, 256, rows, "cpu")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("largest", [30_000.0, 3e-6])  # near float16's end, and subnormal
+def test_scales_may_be_extreme(device: str, name: str, largest: float) -> None:
+    weight = random_blocks(name, 6, 256, largest=largest)
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(7))
+    found = gemm_blocks.gemm_blocks(x.to(device), weight.to(device), name)
+    wanted = reference.gemm_blocks(x, weight, name)
+    assert wanted.norm() > 0
+    assert (found.cpu() - wanted).norm() <= 2e-6 * wanted.norm()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels import gemv
 from kernels.formats import fp8
 from kernels.reference import gemv as reference
+from tests.support.row_cases import apart, row_cases
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreter),
@@ -23,24 +24,50 @@ def stored(n: int, k: int, *, fp8_tiles: bool) -> tuple[Tensor, Tensor | None]:
     return fp8.quantise_tiles(values) if fp8_tiles else (values.bfloat16(), None)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize(("device", "rows"), row_cases(gemv.MAX_ROWS))
 @pytest.mark.parametrize("fp8_tiles", [True, False])
-@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize(("n", "k", "groups"), SHAPES)
 def test_products_equal_the_reference(
-    device: str, rows: int, n: int, k: int, groups: int, *, fp8_tiles: bool, plain: bool
+    device: str, rows: int, n: int, k: int, groups: int, *, fp8_tiles: bool
 ) -> None:
     weight, scales = stored(n, k, fp8_tiles=fp8_tiles)
     x = torch.randn(rows, groups * k, generator=torch.Generator().manual_seed(rows))
-    out = torch.full((rows, n), float("nan"), device=device)
+    wanted = reference.gemv(x, weight, scales, groups)
+    tensors = (weight.to(device), None if scales is None else scales.to(device))
+    for plain in (False, True) if device == "cuda" else (False,):  # interpreted it is plain anyhow
+        out = torch.full((rows, n), float("nan"), device=device)
+        found = gemv.gemv(x.to(device), *tensors, groups=groups, plain=plain, out=out)
+        assert found is out
+        assert (found.cpu() - wanted).norm() <= 1e-6 * wanted.norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("fp8_tiles", [True, False])
+@pytest.mark.parametrize(("n", "k", "groups"), [(45, 100, 1), (15, 45, 3)])
+def test_sizes_may_be_odd_and_rows_lie_apart(
+    device: str, n: int, k: int, groups: int, *, fp8_tiles: bool
+) -> None:
+    weight, scales = stored(n, k, fp8_tiles=fp8_tiles)
+    x = torch.randn(3, groups * k, generator=torch.Generator().manual_seed(n))
+    wanted = reference.gemv(x, weight, scales, groups)
     found = gemv.gemv(
-        x.to(device), weight.to(device), None if scales is None else scales.to(device),
-        groups=groups, plain=plain, out=out,
+        apart(x, device), weight.to(device), None if scales is None else scales.to(device),
+        groups=groups,
     )  # fmt: skip
-    assert found is out
-    wanted = reference.gemv(x.double().float(), weight, scales, groups)
     assert (found.cpu() - wanted).norm() <= 1e-6 * wanted.norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("fp8_tiles", [True, False])
+def test_rows_that_lie_apart_have_the_bits_of_rows_side_by_side(
+    device: str, *, fp8_tiles: bool
+) -> None:
+    weight, scales = stored(64, 96, fp8_tiles=fp8_tiles)
+    x = torch.randn(3, 96, generator=torch.Generator().manual_seed(4))
+    tensors = (weight.to(device), None if scales is None else scales.to(device))
+    wanted = gemv.gemv(x.to(device), *tensors)
+    for gap in (1, 4, 32):
+        assert torch.equal(gemv.gemv(apart(x, device, gap), *tensors), wanted)
 
 
 @pytest.mark.parametrize("device", DEVICES)

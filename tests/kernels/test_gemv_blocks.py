@@ -9,6 +9,7 @@ from kernels import gemv_blocks, q8_1_rows
 from kernels.block_words import UNITS
 from kernels.reference import gemv_blocks as reference
 from tests.support.random_blocks import random_blocks
+from tests.support.row_cases import row_cases
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreter),
@@ -20,6 +21,8 @@ def check(name: str, n: int, k: int, rows: int, groups: int, device: str, *, pla
     weight = random_blocks(name, n, k)
     x = torch.randn(rows, groups * k, generator=torch.Generator().manual_seed(rows))
     scratch = q8_1_rows.empty_rows(rows * groups, k, torch.device(device))
+    for part in scratch:
+        part.fill_(-1)
     out = torch.full((rows, n), float("nan"), device=device)
     found = gemv_blocks.gemv_blocks(
         x.to(device), weight.to(device), name, groups=groups, plain=plain, rows=scratch, out=out
@@ -35,6 +38,26 @@ def test_products_equal_the_reference(device: str, name: str) -> None:
     check(name, 24, 512, 2, 2, device, plain=True)
 
 
+@pytest.mark.parametrize(("device", "rows"), row_cases(gemv_blocks.MAX_ROWS))
+def test_products_of_any_number_of_rows_equal_the_reference(device: str, rows: int) -> None:
+    for name in sorted(UNITS):
+        check(name, 6, 256, rows, 1, device, plain=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", sorted(UNITS))
+def test_scales_may_be_extreme(device: str, name: str) -> None:
+    weight = random_blocks(name, 8, 512, largest=30_000.0)  # of float16's 65,504
+    small = random_blocks(name, 8, 512, largest=3e-6)  # subnormal
+    weight = torch.cat([weight, small])
+    x = torch.randn(1, 512, generator=torch.Generator().manual_seed(7))
+    found = gemv_blocks.gemv_blocks(x.to(device), weight.to(device), name).cpu()
+    wanted = reference.gemv_blocks(x, weight, name, 1)
+    for part in (slice(0, 8), slice(8, 16)):
+        apart = (found - wanted)[:, part].norm()
+        assert apart <= 2e-6 * wanted[:, part].norm()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_q8_0_rows_may_end_within_a_unit(device: str) -> None:
     check("Q8_0", 6, 160, 1, 1, device, plain=False)
@@ -42,7 +65,7 @@ def test_q8_0_rows_may_end_within_a_unit(device: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", sorted(UNITS))
-@pytest.mark.parametrize("rows", [1, 2, 8])
+@pytest.mark.parametrize("rows", range(1, 9))
 @pytest.mark.parametrize(
     ("n", "k", "groups"),
     [(64, 256, 1), (64, 768, 1), (96, 1280, 2), (40, 2304, 1), (64, 5120, 1), (128, 8192, 2)],

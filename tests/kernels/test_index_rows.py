@@ -15,6 +15,7 @@ from kernels.pool_latents import pool_latents
 from kernels.reference import index_keys as reference_keys
 from kernels.reference import index_queries as reference_queries
 from kernels.reference import pool_latents as reference_pool
+from tests.support.row_cases import apart, row_cases
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreter),
@@ -64,7 +65,7 @@ class Pooling:
         self.n_tokens, first, self.ratio, width = step
         self.n_groups = self.n_tokens if self.ratio == 1 else self.n_tokens // self.ratio + 1
         columns = width if self.ratio == 1 else 2 * width
-        self.projected = normal(1, self.n_tokens, columns + 32, spread=2)[:, :columns].to(device)
+        self.projected = apart(normal(1, self.n_tokens, columns, spread=2), device, 32)
         self.first = torch.tensor([first]).to(device)
         self.norm = (1 + 0.1 * normal(2, width)).to(device)
         self.turns = turns_of(128, width // 8).to(device)
@@ -149,28 +150,27 @@ def test_keys_equal_the_reference(
         projected, at, n_tokens, ratio, norm, turns, wanted, EPS, dtype=dtype, rounds=rounds
     )
     index_keys(
-        projected.to(device), at.to(device), n_tokens, ratio, norm.to(device), turns.to(device),
-        found, EPS, dtype=dtype, rounds=rounds,
+        apart(projected, device), at.to(device), n_tokens, ratio, norm.to(device),
+        turns.to(device), found, EPS, dtype=dtype, rounds=rounds,
     )  # fmt: skip
     assert nearly(found, wanted, dtype, grid=rounds)
     assert torch.equal((found == -7).all(1).cpu(), (wanted == -7).all(1))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("n_tokens", "heads", "dim"), [(1, 32, 128), (2, 3, 32), (9, 5, 96)])
+@pytest.mark.parametrize(("device", "n_tokens"), row_cases())
 @pytest.mark.parametrize(("dtype", "rounds"), [(BF16, True), (F32, True), (F32, False)])
 @pytest.mark.parametrize("spread", [1.0, 20.0])
 def test_queries_equal_the_reference_bit_by_bit(
-    device: str, n_tokens: int, heads: int, dim: int, dtype: torch.dtype, rounds: bool,
-    spread: float,
-) -> None:  # fmt: skip
-    projected = normal(9, n_tokens, heads * dim + 16, spread=spread)[:, : heads * dim]
+    device: str, n_tokens: int, dtype: torch.dtype, rounds: bool, spread: float
+) -> None:
+    heads, dim = ((2, 32), (32, 128), (3, 96))[n_tokens % 3 if n_tokens < 8 else 0]
+    projected = normal(9, n_tokens, heads * dim, spread=spread)
     projected[0, :dim] = 0.0
     turns, first = turns_of(64, dim // 4), torch.tensor([17])
     settings: Any = {"dim": dim, "dtype": dtype, "rounds": rounds}
     wanted = reference_queries.index_queries(projected, first, turns, **settings)
     out = torch.full(wanted.shape, float("nan")).to(device)
-    projected = projected.to(device)
+    projected = apart(projected, device, 16)
     index_queries(projected, first.to(device), turns.to(device), out=out, **settings)
     assert torch.equal(out.cpu(), wanted)
 
@@ -229,7 +229,19 @@ def test_a_tokens_bits_do_not_depend_on_the_others() -> None:
     many = index_queries(projected, torch.tensor([7]).cuda(), turns, **settings)
     whole = Pooling((33, 7, 1, 512), BF16, "cuda")
     whole.run(pool_latents, rounds=True)
+    norm = (1 + 0.1 * normal(8, 128)).cuda()
+
+    def keys_of(n: int) -> Tensor:
+        keys = torch.full((GROUPS, 128), -7.0, dtype=BF16, device="cuda")
+        index_keys(
+            whole.latent[-n:, :128], torch.tensor([40 - n]).cuda(), n, 1, norm, turns, keys, EPS,
+            dtype=BF16, rounds=True,
+        )  # fmt: skip
+        return keys[40 - n : 40]
+
+    keys = keys_of(33)
     for n in range(1, 34):
+        assert torch.equal(keys_of(n), keys[-n:])
         at = torch.tensor([40 - n]).cuda()
         assert torch.equal(index_queries(projected[-n:], at, turns, **settings), many[-n:])
         part = Pooling((n, 40 - n, 1, 512), BF16, "cuda")

@@ -18,7 +18,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 # tokens, first position, ratio, rows, heads, dim
 STEPS = [
     (1, 300, 1, 290, 32, 128), (1, 1, 2, 40, 4, 32), (2, 99, 2, 130, 5, 96),
-    (9, 30, 1, 150, 16, 64),
+    (8, 20, 1, 45, 3, 32), (9, 30, 1, 150, 16, 64), (33, 1, 1, 36, 2, 32),
 ]  # fmt: skip
 
 
@@ -75,8 +75,10 @@ def test_scores_equal_the_reference(
         torch.tensor([first]).to(device), ratio, dtype=dtype, scores=scores,
     )  # fmt: skip
     end = min((first + n_tokens) // ratio, n_rows)
-    assert agrees(found[:, :end], wanted[:, :end], terms[:, :end], dtype)
     assert found[:, -(-end // 128) * 128 :].isnan().all()
+    # What a token does not see may be left as it was.
+    found = found.cpu().masked_fill(found.cpu().isnan() & (wanted == -torch.inf), -torch.inf)
+    assert agrees(found[:, :end], wanted[:, :end], terms[:, :end], dtype)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -121,7 +123,7 @@ def test_shapes_that_differ_are_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n_tokens", [1, 2, 8, 9, 33])
+@pytest.mark.parametrize("n_tokens", range(1, 34))
 def test_large_scores_equal_the_reference_and_replay(n_tokens: int) -> None:
     n_rows, first = 20001, 20001 - n_tokens - 3
     queries, projection, keys = tensors(n_tokens, n_rows, 32, 128, BF16)

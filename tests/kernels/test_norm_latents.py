@@ -10,12 +10,21 @@ from torch import Tensor
 
 from kernels.norm_latents import norm_latents
 from kernels.reference import norm_latents as reference
+from tests.support.row_cases import ROWS
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreter),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 PRECISIONS = [(torch.bfloat16, True), (torch.float32, True), (torch.float32, False)]
+# tokens, q, k, turned channels, first position, slots of the ring
+SIZES = [
+    (1, 128, 64, 16, 0, 8), (1, 1280, 512, 64, 131, 128), (2, 64, 96, 16, 7, 8),
+    (8, 96, 64, 32, 4, 8), (9, 96, 160, 32, 13, 16), (33, 64, 64, 64, 5, 40),
+]  # fmt: skip
+EVERY_NUMBER = [(n, 96, 160, 32, 13, 40) for n in range(1, ROWS[-1] + 1)]
+CASES = [pytest.param("cpu", *sizes, marks=pytest.mark.interpreter) for sizes in SIZES]
+CASES += [pytest.param("cuda", *sizes, marks=pytest.mark.gpu) for sizes in [*SIZES, *EVERY_NUMBER]]
 EPS = 1e-20
 
 
@@ -55,12 +64,7 @@ def nearly(found: Tensor, wanted: Tensor, dtype: torch.dtype, rounds: bool) -> N
         assert (found - wanted).norm() <= 2e-6 * wanted.norm()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("n_tokens", "q", "k", "turned", "first", "n_slots"),
-    [(1, 128, 64, 16, 0, 8), (1, 1280, 512, 64, 131, 128), (9, 96, 160, 32, 13, 16),
-     (33, 64, 64, 64, 5, 40)],
-)  # fmt: skip
+@pytest.mark.parametrize(("device", "n_tokens", "q", "k", "turned", "first", "n_slots"), CASES)
 @pytest.mark.parametrize(("dtype", "rounds"), PRECISIONS)
 def test_both_parts_equal_the_reference(
     device: str, n_tokens: int, q: int, k: int, turned: int, first: int, n_slots: int,
@@ -77,6 +81,15 @@ def test_both_parts_equal_the_reference(
     written = [(first + t) % n_slots for t in range(n_tokens)]
     others = [slot for slot in range(n_slots) if slot not in written]
     assert (found[1][others] == 7.0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_widths_may_be_odd_where_nothing_is_rounded(device: str) -> None:
+    made = inputs(3, 45, 22, 8, 6, "cpu")
+    wanted = run(reference.norm_latents, made, torch.float32, False, 5)
+    found = run(norm_latents, inputs(3, 45, 22, 8, 6, device), torch.float32, False, 5)
+    for found_part, wanted_part in zip(found, wanted, strict=True):
+        nearly(found_part, wanted_part, torch.float32, False)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from kernels.plan_pairs import plan_pairs
 from kernels.reference import plan_pairs as reference
+from tests.support.row_cases import ROWS
 
 # tokens, experts, picks of a token
-SIZES = [(1, 32, 6), (5, 7, 7), (33, 384, 6), (700, 12, 3)]
-CASES = [pytest.param("cpu", size, marks=pytest.mark.interpreter) for size in SIZES[:3]]
-CASES += [
-    pytest.param("cuda", size, marks=pytest.mark.gpu)
-    for size in [*SIZES, (2, 8, 1), (8, 384, 6), (9, 1024, 16), (2048, 384, 6), (8192, 384, 6)]
-]
+SIZES = [(1, 32, 6), (2, 8, 1), (5, 7, 7), (8, 45, 3), (9, 12, 8), (33, 384, 6)]
+MORE = [(700, 12, 3), (8, 384, 6), (9, 1024, 16), (2048, 384, 6), (8192, 384, 6)]
+MORE += [(n, 45, 3) for n in range(1, ROWS[-1] + 1)]
+CASES = [pytest.param("cpu", size, marks=pytest.mark.interpreter) for size in SIZES]
+CASES += [pytest.param("cuda", size, marks=pytest.mark.gpu) for size in [*SIZES, *MORE]]
 
 
 def picked(n_tokens: int, n_experts: int, top_k: int) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +13,7 @@ from kernels.reference import byte_planes as reference_planes
 from kernels.reference import round_fp8
 from kernels.reference import routed_m1 as reference
 from kernels.routed_m1_buffers import RoutedBuffers
+from tests.support.row_cases import row_cases
 
 LIMIT = 10.0
 
@@ -48,18 +47,19 @@ def on_the_cpu(slots: Tensor, pointers: Tensor) -> tuple[Tensor, Tensor]:
     return host, pointers.cpu() - slots.data_ptr() + host.data_ptr()
 
 
-def body(device: str, *, plain: bool = False) -> dict[str, Any]:
-    return {"plain": plain} if device == "cuda" else {}
-
-
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreter),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
+# Interpreted, the plain bodies run anyhow.
+BODIES = [
+    pytest.param("cpu", False, marks=pytest.mark.interpreter),
+    pytest.param("cuda", False, marks=pytest.mark.gpu),
+    pytest.param("cuda", True, marks=pytest.mark.gpu),
+]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("rows", [1, 2, 8, 9, 33])
+@pytest.mark.parametrize(("device", "rows"), row_cases())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_byte_planes_equal_their_reference_bit_for_bit(
     device: str, rows: int, dtype: torch.dtype
@@ -87,11 +87,10 @@ def test_byte_planes_hold_what_fp8_rounding_gives() -> None:
     assert torch.equal(offsets, (-192 * whole.sum(-1)).int())
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "plain"), BODIES)
 @pytest.mark.parametrize(
     ("hidden", "width", "n_experts"), [(64, 32, 1), (256, 64, 6), (160, 96, 3)]
 )
-@pytest.mark.parametrize("plain", [False, True])
 def test_routed_experts_of_one_token_equal_their_reference(
     device: str, hidden: int, width: int, n_experts: int, *, plain: bool
 ) -> None:
@@ -100,9 +99,8 @@ def test_routed_experts_of_one_token_equal_their_reference(
     generator = torch.Generator().manual_seed(2)
     x, weights = torch.randn(1, hidden, generator=generator), torch.rand(n_experts)
     found = routed_m1.routed_m1(
-        x.to(device), pointers, weights.to(device), shape, LIMIT, dtype=torch.float32,
-        **body(device, plain=plain),
-    )  # fmt: skip
+        x.to(device), pointers, weights.to(device), shape, LIMIT, dtype=torch.float32, plain=plain
+    )
     _, host = on_the_cpu(slots, pointers)
     wanted = reference.routed_m1(x, host, weights, shape, LIMIT, torch.float32)
     # The activation is rounded to fp8 between the products: a tie may fall the other way.
@@ -122,8 +120,7 @@ def test_extreme_scales_and_values_beyond_the_clamp_stay_right(device: str) -> N
     assert (found.cpu() - wanted).norm() <= 2e-3 * wanted.norm()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize(("device", "plain"), BODIES)
 def test_absent_experts_add_nothing_and_given_buffers_are_used(device: str, *, plain: bool) -> None:
     shape = shape_of(64, 32)
     _, pointers = fake_experts(shape, 4, device)
@@ -132,17 +129,14 @@ def test_absent_experts_add_nothing_and_given_buffers_are_used(device: str, *, p
     x = torch.randn(1, 64, generator=generator).to(device)
     weights = torch.rand(4, generator=generator).to(device)
     wanted = routed_m1.routed_m1(
-        x, pointers[:, present].contiguous(), weights[present], shape, LIMIT,
-        **body(device, plain=plain),
-    )  # fmt: skip
+        x, pointers[:, present].contiguous(), weights[present], shape, LIMIT, plain=plain
+    )
     holed = pointers.clone()
     holed[:, 1:3] = 0
     buffers = RoutedBuffers.new(shape, 5, device)
     for part in (buffers.activated, buffers.parts, buffers.out, buffers.row[2]):
         part.fill_(float("nan"))
-    found = routed_m1.routed_m1(
-        x, holed, weights, shape, LIMIT, buffers=buffers, **body(device, plain=plain)
-    )
+    found = routed_m1.routed_m1(x, holed, weights, shape, LIMIT, buffers=buffers, plain=plain)
     assert found is buffers.out
     assert torch.equal(found, wanted)
     holed.zero_()

@@ -59,6 +59,12 @@ def test_routed_experts_equal_their_reference(
     check(shape, 2, device, plain=True, dtype=torch.float32, size=1.0)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_beyond_the_clamp_stay_right(device: str, dtype: torch.dtype) -> None:
+    check(BlockShape(64, 32, *MIXES["q8_0"]), 3, device, plain=True, dtype=dtype, size=3000.0)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("mix", sorted(MIXES))
 @pytest.mark.parametrize(

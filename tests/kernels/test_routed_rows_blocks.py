@@ -76,11 +76,18 @@ def assert_close(found: Tensor, wanted: Tensor, tolerance: float = 3e-3) -> None
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("mix", "hidden", "width"),
-    [("q2k-q3k", 256, 256), ("q4k", 256, 256), ("q8_0", 96, 32), ("mixed", 256, 256)],
+    ("mix", "hidden", "width", "sizes"),
+    [
+        ("q2k-q3k", 256, 256, [9, 1, 0, 33]),
+        ("q4k", 256, 256, [2, 0, 17]),
+        ("q8_0", 96, 32, [1, 2, 8, 9, 0, 33]),
+        ("mixed", 256, 256, [8, 1]),
+    ],
 )
-def test_parts_equal_the_reference(device: str, mix: str, hidden: int, width: int) -> None:
-    case = Case(BlockShape(hidden, width, *MIXES[mix]), [9, 1, 0, 33], 35)
+def test_parts_equal_the_reference(
+    device: str, mix: str, hidden: int, width: int, sizes: Sequence[int]
+) -> None:
+    case = Case(BlockShape(hidden, width, *MIXES[mix]), sizes, 35)
     assert_close(case.found(device), case.wanted())
 
 

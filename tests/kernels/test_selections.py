@@ -13,6 +13,7 @@ from kernels.reference import select_blocks as reference_blocks
 from kernels.reference import select_rows as reference_rows
 from kernels.select_blocks import select_blocks
 from kernels.select_rows import select_rows
+from tests.support.row_cases import apart, row_cases
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreter),
@@ -74,12 +75,11 @@ def test_rows_equal_the_reference(
     scores = scores_of(kind, n_tokens, n_rows, dtype)
     visible = seen_by(first, n_tokens, ratio, n_rows)
     wanted = chosen_rows(scores, visible, top_k)
-    poisoned = torch.full((n_tokens, n_rows + 3), POISON)[:, :n_rows]
     seen = torch.arange(n_rows) < visible.unsqueeze(1)
-    poisoned.copy_(torch.where(seen, scores, POISON))
+    poisoned = apart(torch.where(seen, scores, POISON), device)
     found = torch.full((n_tokens, top_k), 12345, dtype=torch.int32).to(device)
     at = torch.tensor([first]).to(device)
-    select_rows(poisoned.to(device), at, ratio, top_k, dtype=dtype, selection=found)
+    select_rows(poisoned, at, ratio, top_k, dtype=dtype, selection=found)
     assert torch.equal(found.cpu(), wanted)
 
 
@@ -119,7 +119,7 @@ def test_blocks_equal_the_reference(
     scores = torch.where(torch.arange(n_rows) < visible, scores, POISON)
     kept = torch.full(wanted.shape, 77, dtype=torch.uint8).to(device)
     at = torch.tensor([first]).to(device)
-    select_blocks(scores.to(device), at, ratio, size, top, kept=kept)
+    select_blocks(apart(scores, device), at, ratio, size, top, kept=kept)
     assert torch.equal(kept.cpu(), wanted.byte())
 
 
@@ -158,6 +158,18 @@ def test_shapes_that_differ_are_refused() -> None:
         select_rows(scores, first, 1, 4, blocks=torch.zeros(1, 4).byte(), block_size=8)
     with pytest.raises(ValueError, match="kept"):
         select_blocks(scores, first, 1, 8, 4, kept=torch.zeros(1, 4).byte())
+
+
+@pytest.mark.parametrize(("device", "n_tokens"), row_cases())
+def test_any_number_of_tokens_selects_as_the_reference(device: str, n_tokens: int) -> None:
+    n_rows, first, top = 75, 50, 5
+    scores = scores_of("ties", n_tokens, n_rows, BF16)
+    visible = seen_by(first, n_tokens, 1, n_rows)
+    at, there = torch.tensor([first]).to(device), apart(scores, device)
+    found = select_rows(there, at, 1, top, dtype=BF16)
+    assert torch.equal(found.cpu(), chosen_rows(scores, visible, top))
+    kept = select_blocks(there, at, 1, 8, top, dtype=BF16)
+    assert torch.equal(kept.cpu(), reference_blocks.select_blocks(scores, visible, 8, top).byte())
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compute.experts.device_experts import DeviceExperts
+from compute.model.chunk_check import ChunkCheck
 from compute.model.model import Model
 from compute.model.sequence import Sequence
 from compute.sampler import Sampling
@@ -45,6 +46,7 @@ class Decoding:
         self, model: Model, experts: DeviceExperts, context: int, settings: GraphSettings
     ) -> None:
         self._sequence = Sequence(model.config, context, model.device, model.precision)
+        model.checks = ChunkCheck(self._note_checked) if settings.checks else None
         tracer = None if settings.trace is None else Tracer(settings.trace)
         timer = None if settings.timings is None else StepTimer(model.device, settings.timings)
         self._runner = Runner(
@@ -60,6 +62,10 @@ class Decoding:
             lookahead=settings.lookahead,
             guesses=settings.guesses,
         )
+
+    def _note_checked(self, n_tokens: int) -> None:
+        """Count a layer's decisions of a prompt's chunk."""
+        self.counters.routes_checked += n_tokens
 
     @property
     def counters(self) -> GraphCounters:

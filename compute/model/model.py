@@ -19,6 +19,7 @@ from protocol.errors import ConfigError
 from protocol.files.model_config import ModelConfig
 
 from .block import Block
+from .chunk_check import ChunkCheck
 from .engram_hash import EngramHash
 from .head import Head
 from .precision import Numerics, Precision
@@ -75,6 +76,7 @@ class Model:
             for layer, layer_weights in enumerate(weights.layers)
         ]
         self.head = Head(weights.norm, weights.head, config.norm_eps, self.numerics)
+        self.checks: ChunkCheck | None = None  # holds each layer's routing to the host's
 
     def new_sequence(self, context: int) -> Sequence:
         """Return an empty sequence for at most `context` tokens."""
@@ -115,7 +117,7 @@ class Model:
     ) -> Step:
         """Check the ids, ask for the Engram rows of the chunk and return its step."""
         self._check(sequence, token_ids)
-        step = Step(sequence, len(token_ids), experts, rows, record)
+        step = Step(sequence, len(token_ids), experts, rows, record, self.checks)
         compressed = self.hash.compress(np.array(token_ids, np.int64))
         ids = np.concatenate([sequence.last_ids, compressed])
         tables = range(len(self.config.engram_layers))

@@ -21,6 +21,7 @@ from protocol.errors import ShardError
 from protocol.files.model_config import ModelConfig
 from protocol.files.slice_map import FP4
 
+from .chunk_check import Pairs
 from .highway import Row
 from .matrix import ROW_BLOCKS, Matrix, linear
 from .precision import Numerics
@@ -52,6 +53,12 @@ class Plan:
         self.tokens = torch.split(tokens, sizes)  # an expert: [n] int64, ascending
         self.weights = torch.split(weights.flatten()[order], sizes)  # an expert: [n] f32
 
+    def pairs(self, n_experts: int) -> Pairs:
+        """Return what `ChunkCheck` compares."""
+        counts = dict(zip(self.experts, map(len, self.tokens), strict=True))
+        by_expert = [counts.get(expert, 0) for expert in range(n_experts)]
+        return torch.cat(self.tokens), torch.cat(self.weights), by_expert
+
 
 class Moe:
     """Router and experts of one layer."""
@@ -70,8 +77,17 @@ class Moe:
 
     def route(self, step: Step, row: Row) -> Plan | ChunkPlan:
         """Return who picks whom. Where kernels run, nobody has waited for it yet."""
-        picks, weights = self._picked(self._logits(row.x))
+        logits = self._logits(row.x)
+        picks, weights = self._picked(logits)
         self._note(step, picks, weights)
+        plan = self._planned(row, picks, weights)
+        if step.checks is not None:
+            bias, scale = self.weights.bias, self.config.routed_scale
+            pairs = plan.pairs(self.config.n_experts)
+            step.checks.routes(self.layer, step.first, logits, bias, scale, picks, weights, pairs)
+        return plan
+
+    def _planned(self, row: Row, picks: Tensor, weights: Tensor) -> Plan | ChunkPlan:
         if not self._launches(row.x):
             return Plan(picks.long(), weights)
         from .routed_chunk import ChunkPlan  # noqa: PLC0415  imports Triton
@@ -135,7 +151,8 @@ class Moe:
         # Launched before the plan is waited for: the device has it to do meanwhile.
         shared = self._launched_shared(row.rounded)
         limit, dtype = self.config.swiglu_limit, self.numerics.activation
-        chunk = RoutedChunk(self.layer, row.x, plan, limit, dtype, self.weights.formats)
+        formats = self.weights.formats
+        chunk = RoutedChunk(self.layer, row.x, plan, limit, dtype, formats, step.checks)
         return chunk.run(step.experts, shared)
 
     def _launched_shared(self, rounded: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from kernels.sum_parts import sum_parts
 from protocol.errors import ShardError
 from protocol.files.slice_map import FP4
 
+from .chunk_check import ChunkCheck, Pairs
 from .sources import ExpertMatrices, ExpertSource, ResidentSource
 
 MOST_COPIES = 16  # as the daemon's window: twice that lives while both streams work
@@ -74,6 +75,10 @@ class ChunkPlan:
         self._check(sum(found), self._n_pairs)
         return found
 
+    def pairs(self, _n_experts: int) -> Pairs:
+        """Return what `ChunkCheck` compares."""
+        return self.tokens, self.weights, self.counts
+
     @staticmethod
     def _check(n_found: int, n_pairs: int) -> None:
         if n_found != n_pairs:
@@ -100,6 +105,7 @@ class RoutedChunk:
     limit    of the gate
     dtype    activations
     formats  of gate, up and down
+    checks   is shown the addresses that the kernels were given
     """
 
     def __init__(
@@ -110,6 +116,7 @@ class RoutedChunk:
         limit: float,
         dtype: torch.dtype,
         formats: tuple[str, str, str] = (FP4, FP4, FP4),
+        checks: ChunkCheck | None = None,
     ) -> None:
         self._layer = layer
         self._x = x.contiguous()
@@ -117,6 +124,7 @@ class RoutedChunk:
         self._limit = limit
         self._dtype = dtype
         self._formats = formats
+        self._checks = checks
         self._shape: Fp4Shape | BlockShape | None = None
         # Of gate, up and down of each of the plan's experts; 0: not there yet.
         self._addresses = np.zeros((3, len(plan.experts)), np.int64)
@@ -188,12 +196,15 @@ class RoutedChunk:
         assert self._shape is not None
         plan = self._plan
         starts = plan.starts[self._n_launched : end + 1]
-        pairs = slice(starts[0], starts[-1])
+        pairs, pointers = slice(starts[0], starts[-1]), self._pointers(end)
         routed_rows(
             self._x, plan.tokens[pairs], plan.weights[pairs], [at - starts[0] for at in starts],
-            self._pointers(end), self._shape, self._limit, dtype=self._dtype,
+            pointers, self._shape, self._limit, dtype=self._dtype,
             parts=self._parts[pairs],
         )  # fmt: skip
+        if self._checks is not None:
+            own = torch.from_numpy(self._addresses[:, self._n_launched : end])
+            self._checks.pointers(self._layer, pointers, own)
         self._n_launched = end
         self._held.clear()
 
@@ -201,6 +212,8 @@ class RoutedChunk:
         """Return each token's sum [T, H] f32; all experts are held."""
         assert self._shape is not None
         plan, pointers = self._plan, self._pointers(len(self._plan.experts))
+        if self._checks is not None:
+            self._checks.pointers(self._layer, pointers, torch.from_numpy(self._addresses))
         sums = torch.empty((len(plan.places), self._x.shape[1]), device=self._x.device)
         group = torch.repeat_interleave(
             torch.arange(len(plan.experts)), torch.tensor(plan.starts).diff()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .chunk_check import ChunkCheck
 from .record import Record
 from .selection import Selection, cut_tiles
 from .sequence import Sequence
@@ -47,12 +48,14 @@ class Step:
         experts: ExpertSource,
         rows: RowSource,
         record: Record | None = None,
+        checks: ChunkCheck | None = None,
     ) -> None:
         config = sequence.config
         self.sequence = sequence
         self.experts = experts
         self.rows = rows
         self.record = record
+        self.checks = checks
         self.first = sequence.position
         self.n_tokens = n_tokens
         self.end = self.first + n_tokens

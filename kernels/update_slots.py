@@ -12,6 +12,7 @@ from torch import Tensor
 from .device import can_be_read, runs_kernels
 from .reference import update_slots as reference
 
+Triple = tuple[int, int, int]  # layer, expert, slot or -1
 _BLOCK = 128
 
 
@@ -32,10 +33,11 @@ def update_slots(table: Tensor, triples: Tensor, n_slots: int) -> None:
 
     table    [L, E] i32, contiguous: a slot, or -1
     triples  [n, 3] i32, contiguous, on the same device or in page-locked memory of the host: layer,
-             expert, slot or -1; no two of one layer and expert, which `unique_triples` sees to
+             expert, slot or -1; no two of one layer and expert, and none out of range:
+             `unique_triples` sees to both
     n_slots  slots that exist
 
-    A triple that is out of range writes nothing: `unique_triples` has refused it before. Bits equal
+    One of layer -1 writes nothing, nor does any other that is out of range. Bits equal
     `reference.update_slots`. Capturable, n being the graph's. Raises ValueError on a shape or dtype
     that differs.
     """
@@ -56,9 +58,9 @@ def update_slots(table: Tensor, triples: Tensor, n_slots: int) -> None:
 
 
 def unique_triples(
-    changes: Iterable[tuple[int, int, int]], n_layers: int, n_experts: int, n_slots: int
-) -> Tensor:
-    """Return triples [n, 3] i32 on the host: the last change of each layer and expert.
+    changes: Iterable[Triple], n_layers: int, n_experts: int, n_slots: int
+) -> list[Triple]:
+    """Return the last change of each layer and expert.
 
     changes  (layer, expert, slot or -1), oldest first; the order of first mention is kept
 
@@ -72,5 +74,4 @@ def unique_triples(
                 f"{n_layers}, {n_experts}, {n_slots}"
             )
         last[layer, expert] = slot
-    triples = [(*key, slot) for key, slot in last.items()]
-    return torch.tensor(triples, dtype=torch.int32).reshape(-1, 3)
+    return [(*key, slot) for key, slot in last.items()]

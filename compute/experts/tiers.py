@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from kernels.formats.fp4_expert import Fp4Shape
 from kernels.formats.k_expert import BlockShape
 from kernels.routed_m1_blocks import check_blocks
+from kernels.update_slots import unique_triples
 from protocol.errors import ConfigError
 from protocol.files.slice_map import FP4
 
@@ -85,17 +86,11 @@ class ExpertTiers:
         return self.n_device + arena_slot if arena_slot >= 0 else -1
 
     def push(self, triples: Triples) -> None:
-        """Change entries, each key once. Raises ValueError on one out of range."""
+        """Change entries, the last one of a key counts. Raises ValueError on one out of range."""
+        n_layers, n_slots = self.table.shape[0], self.n_device + self._n_arena
+        triples = unique_triples(triples, n_layers, self.n_experts, n_slots)
         if not triples:
             return
-        n_layers, n_slots = self.table.shape[0], self.n_device + self._n_arena
-        for layer, expert, slot in triples:
-            inside = 0 <= layer < n_layers and 0 <= expert < self.n_experts
-            if not (inside and -1 <= slot < n_slots):
-                raise ValueError(
-                    f"slot change ({layer}, {expert}, {slot}) is outside {n_layers} x "
-                    f"{self.n_experts} keys and {n_slots} slots"
-                )
         self._changes.apply(triples)
         for layer, expert, slot in triples:
             self.host_table[layer, expert] = slot

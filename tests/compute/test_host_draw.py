@@ -60,6 +60,11 @@ def test_each_id_has_just_the_words_that_its_weight_gives_it() -> None:
             assert draw(row, numbers._replace(word=last)) == token
 
 
+def test_a_share_of_next_to_nothing_keeps_one_id() -> None:
+    row = np.zeros(9, np.float32)
+    assert draw(row, DrawNumbers(0x3F800000, 0, 1, 1, 2**64 - 1)) == 0
+
+
 def test_numbers_are_the_settings_in_whole_numbers() -> None:
     numbers = draw_numbers(Sampling(temperature=1, top_p=0.5, top_k=7, min_p=0.25, seed=1), 0)
     assert numbers[:4] == (0x3F800000, 7, 2**63, 2**38)

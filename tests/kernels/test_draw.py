@@ -18,7 +18,7 @@ from compute.sampler import Sampling, draw_numbers
 from kernels.draw import draw
 from kernels.likeliest import likeliest
 from kernels.reference import draw as reference
-from tests.support.plain_draws import FILTERS, KINDS, SIZES, Row, hard_cases, hard_row
+from tests.support.plain_draws import FILTERS, KINDS, SIZES, Row, hard_cases, hard_row, weights_of
 
 INTERPRETED = pytest.param("cpu", marks=pytest.mark.interpreter)
 DEVICE = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -107,6 +107,43 @@ def test_words_at_the_edges_find_an_id(device: str, word: int) -> None:
     for sampling in (Sampling(), Sampling(top_k=3), Sampling(top_p=0.7)):
         numbers = draw_numbers(sampling, 0)._replace(word=word)
         assert drawn(row, numbers, device) == referred(row, numbers)
+
+
+@pytest.mark.parametrize("device", ["cpu", INTERPRETED, DEVICE])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_each_id_has_just_the_words_that_its_weight_gives_it(device: str, filtered: bool) -> None:
+    row = np.array([0.3, -1, 2, 2, -40, 0], np.float32)
+    for sampling in (Sampling(), Sampling(min_p=1)):
+        numbers = draw_numbers(sampling, 0)
+        weights = [w if w >= numbers.least else 0 for w in weights_of(row, numbers)]
+        below, total = 0, sum(weights)
+        for token, weight in enumerate(weights):
+            first = -(-below * 2**64 // total)  # the lowest word whose point is not below
+            below += weight
+            last = -(-below * 2**64 // total) - 1
+            for word in (first, last) if weight else ():
+                own = numbers._replace(word=word)
+                assert drawn(row, own, device, filtered=filtered) == [token, 0]
+
+
+@pytest.mark.parametrize("device", ["cpu", INTERPRETED, DEVICE])
+def test_a_share_of_next_to_nothing_keeps_one_id(device: str) -> None:
+    for kind in ("equal", "normal"):
+        row = np.append(np.full(3, -5, np.float32), hard_row(kind, 70) + 20)
+        numbers = DrawNumbers(0x3F800000, 0, 1, 1, 2**64 - 1)
+        assert drawn(row, numbers, device) == [host_draw(row, numbers), 0] == [row.argmax(), 0]
+
+
+@pytest.mark.parametrize("device", ["cpu", INTERPRETED, DEVICE])
+def test_an_id_of_just_the_least_weight_is_kept(device: str) -> None:
+    row = hard_row("normal", 40)
+    numbers = draw_numbers(Sampling(), 0)._replace(word=2**64 - 1)
+    weights = weights_of(row, numbers)
+    for filtered in (False, True):
+        for least in sorted(weights)[::8]:
+            kept = [token for token in range(40) if weights[token] >= least]
+            own = numbers._replace(least=least)
+            assert drawn(row, own, device, filtered=filtered) == [kept[-1], 0]
 
 
 @pytest.mark.parametrize("device", ["cpu", INTERPRETED, DEVICE])

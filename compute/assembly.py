@@ -48,6 +48,7 @@ def make_engine(
     settings = GraphSettings(
         mode,
         config.segments,
+        side_streams=config.side_streams == "on",
         log=_to_stderr if config.graph_log else None,
         trace=_to_stderr if config.trace_hash else None,
         timings=_to_stderr if config.timings else None,
@@ -132,6 +133,7 @@ def _refuse_without_launches(config: ComputeConfig) -> None:
         ("--graph-log", config.graph_log),
         ("--lookahead", config.lookahead),
         ("--predict-trace", config.predict_trace),
+        ("--side-streams", config.side_streams == "off"),
         ("--timings", config.timings),
         ("--trace-hash", config.trace_hash),
     ):

@@ -33,6 +33,7 @@ from .options import (
 DEFAULT_CONTEXT = 4096
 GRAPH_MODES = ("auto", "plain", "eager", "layer", "segment", "oracle")
 SEGMENT_KINDS = ("auto", "whole", "source-layers")
+SIDE_STREAMS = ("on", "off")
 PRECISIONS = ("highway", "vendor", "wide", "unrounded")
 
 
@@ -58,6 +59,7 @@ class ComputeConfig:
     session_dir: Path | None = None  # where they are kept on disk as well; None: nowhere
     graph: str = "auto"  # how tokens are launched, one of GRAPH_MODES
     segments: str = "auto"  # where graphs of several layers end, one of SEGMENT_KINDS
+    side_streams: str = "on"  # what may run beside the routed experts does, one of SIDE_STREAMS
     device_cache: int | None = None  # bytes of experts on the device; None: what a GPU has left
     graph_log: bool = False  # print running counts and a line a miss
     trace_hash: bool = False  # print the hashes of every segment's streams
@@ -105,6 +107,9 @@ COMPUTE_OPTIONS = {
     "segments": Option(
         word(SEGMENT_KINDS), None, "where graphs of several layers end", SEGMENT_KINDS
     ),
+    "side_streams": Option(
+        word(SIDE_STREAMS), None, "run the shared expert beside the routed ones", SIDE_STREAMS
+    ),
     "device_cache": Option(
         parse_size, "SIZE", "experts kept in a GPU's own memory; 0 reads all in place"
     ),
@@ -134,6 +139,7 @@ MODEL_OPTIONS = (
     "threads",
     "graph",
     "segments",
+    "side_streams",
     "device_cache",
     "graph_log",
     "trace_hash",

@@ -31,6 +31,7 @@ class GraphSettings:
 
     mode: str  # one of launches.MODES
     boundaries: str = "auto"  # one of segments.KINDS
+    side_streams: bool = True  # whether what can run beside the rest of a layer does so
     log: Callable[[str], None] | None = None  # takes running counts and a line a miss
     trace: Callable[[str], None] | None = None  # takes the hashes of every segment
     timings: Callable[[str], None] | None = None  # takes a line a token
@@ -55,6 +56,7 @@ class Decoding:
             experts,
             mode=settings.mode,
             boundaries=settings.boundaries,
+            side_streams=settings.side_streams,
             tracer=tracer,
             timer=timer,
             log=settings.log,

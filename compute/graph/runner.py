@@ -48,14 +48,16 @@ _LOG_STEPS = 32  # between two lines of counts
 class Runner:
     """`step` takes one token into the sequence; then `logits`, `likeliest` and `drawn` are there.
 
-    mode        as `Launches` has it; oracle: each segment is compared with its eager run bit by bit
-    boundaries  kind of the segments' boundaries
-    tracer      is shown the streams at the end of every segment
-    timer       measures parts, which are then launched one by one
-    log         takes running counts and a line a miss
-    checks      whether every layer's routing is compared with the host's
-    lookahead   layers behind a segment whose picks are guessed and told as hints; 0: none
-    guesses     takes each token's picks and what earlier layers' inputs would have picked
+    mode          as `Launches` has it; oracle: each segment is compared with its eager run bit by
+                  bit
+    boundaries    kind of the segments' boundaries
+    side_streams  whether what can run beside the rest of a layer does so
+    tracer        is shown the streams at the end of every segment
+    timer         measures parts, which are then launched one by one
+    log           takes running counts and a line a miss
+    checks        whether every layer's routing is compared with the host's
+    lookahead     layers behind a segment whose picks are guessed and told as hints; 0: none
+    guesses       takes each token's picks and what earlier layers' inputs would have picked
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Runner:
         *,
         mode: str = "segment",
         boundaries: str = "auto",
+        side_streams: bool = True,
         tracer: Trace | None = None,
         timer: StepTimer | None = None,
         log: Callable[[str], None] | None = None,
@@ -78,7 +81,9 @@ class Runner:
         self._model = model
         self._experts = experts
         n_ahead = max(lookahead, 0 if guesses is None else guesses.n_distances)
-        self._step = DecodeStep(model, sequence, experts.places, n_ahead=n_ahead)
+        self._step = DecodeStep(
+            model, sequence, experts.places, beside=side_streams, n_ahead=n_ahead
+        )
         self._guesses = guesses
         self._foresight: Foresight | None = None
         if self._step.ahead is not None and lookahead:

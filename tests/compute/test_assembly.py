@@ -76,6 +76,7 @@ def test_the_plain_path_takes_a_model_beyond_them(tmp_path: Path) -> None:
         ("graph_log", True),
         ("lookahead", 2),
         ("predict_trace", Path("guesses")),
+        ("side_streams", "off"),
         ("timings", True),
         ("trace_hash", True),
     ],

@@ -116,6 +116,7 @@ def _settings_facts(config: ComputeConfig, settings: Settings) -> dict[str, Any]
         "chunk": config.chunk,
         "graph": config.graph,
         "segments": config.segments,
+        "side_streams": config.side_streams,
         "device_cache": config.device_cache,
         "arena_bytes": config.arena,
         "read_threads": config.read_threads,

@@ -10,7 +10,7 @@ from .report import KINDS
 
 _COMPARED = ("first_token_s", "prefill_tokens_per_second", "decode_tokens_per_second")
 _MUST_AGREE = ("prompt_tokens", "new_tokens", "precision", "chunk")
-_SETTINGS_TOLD = ("device", "arena_bytes", "graph", "segments", "device_cache")
+_SETTINGS_TOLD = ("device", "arena_bytes", "graph", "segments", "side_streams", "device_cache")
 _TOLD = ("cpu", "cores", "memory_bytes", "gpus", "file_system", "torch", "headrace")
 
 

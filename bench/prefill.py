@@ -34,7 +34,6 @@ from bench.device_spans import busy_us, by_name, spans_of
 from bench.step import ceilings
 from bench.timing import wall_seconds
 from bench.whole_step import config_of, model_of, pieces_of, tiers_of
-from compute.model import routed_chunk
 from compute.model.precision import Precision
 from compute.model.routed_chunk import ChunkPlan
 from compute.model.sequence import Sequence as ModelSequence
@@ -73,7 +72,6 @@ def main() -> int:
         "--gemv", type=int, default=0, help="most tokens of a layer's chunk that go one by one"
     )
     args = parser.parse_args()
-    routed_chunk.GEMV_TOKENS = args.gemv
     if not torch.cuda.is_available():
         print(json.dumps({"skipped": "no GPU"}))
         return 0
@@ -89,7 +87,8 @@ def main() -> int:
         del made
         torch.cuda.empty_cache()
         if is_fp4 and not args.sweep:
-            found |= layers(chunks[0], 4 if args.quick else 8, repeats, profiles=args.profile)
+            n_layers, gemv = 4 if args.quick else 8, args.gemv
+            found |= layers(chunks[0], n_layers, repeats, profiles=args.profile, gemv=gemv)
     print(json.dumps({name: round(value, 4) for name, value in found.items()}))
     return 0
 
@@ -237,10 +236,13 @@ def with_tiles(constants: dict[str, Any]) -> None:
         setattr(kernels, name, usual | other if isinstance(usual, dict) else other or usual)
 
 
-def layers(n_tokens: int, n_layers: int, repeats: int, *, profiles: bool) -> dict[str, float]:
+def layers(
+    n_tokens: int, n_layers: int, repeats: int, *, profiles: bool, gemv: int
+) -> dict[str, float]:
     """Return what a layer takes of a first chunk, all experts on the device, routed evenly."""
     config = config_of(n_layers)
     model = model_of(config)
+    model.gemv_tokens = gemv
     tiers = tiers_of(config)
     slots = Slots(tiers, config.engram_row_bytes, pieces_of(config)[0])
     ids = torch.randint(0, config.vocab_size, (n_tokens,)).tolist()

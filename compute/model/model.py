@@ -77,6 +77,7 @@ class Model:
         ]
         self.head = Head(weights.norm, weights.head, config.norm_eps, self.numerics)
         self.checks: ChunkCheck | None = None  # holds each layer's routing to the host's
+        self.gemv_tokens = 0  # most of a chunk whose routed experts go token by token, to compare
 
     def new_sequence(self, context: int) -> Sequence:
         """Return an empty sequence for at most `context` tokens."""
@@ -117,7 +118,8 @@ class Model:
     ) -> Step:
         """Check the ids, ask for the Engram rows of the chunk and return its step."""
         self._check(sequence, token_ids)
-        step = Step(sequence, len(token_ids), experts, rows, record, self.checks)
+        n_tokens = len(token_ids)
+        step = Step(sequence, n_tokens, experts, rows, record, self.checks, self.gemv_tokens)
         compressed = self.hash.compress(np.array(token_ids, np.int64))
         ids = np.concatenate([sequence.last_ids, compressed])
         tables = range(len(self.config.engram_layers))

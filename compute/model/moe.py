@@ -151,8 +151,8 @@ class Moe:
         # Launched before the plan is waited for: the device has it to do meanwhile.
         shared = self._launched_shared(row.rounded)
         limit, dtype = self.config.swiglu_limit, self.numerics.activation
-        formats = self.weights.formats
-        chunk = RoutedChunk(self.layer, row.x, plan, limit, dtype, formats, step.checks)
+        formats, checks, gemv_tokens = self.weights.formats, step.checks, step.gemv_tokens
+        chunk = RoutedChunk(self.layer, row.x, plan, limit, dtype, formats, checks, gemv_tokens)
         return chunk.run(step.experts, shared)
 
     def _launched_shared(self, rounded: Tensor) -> Tensor:

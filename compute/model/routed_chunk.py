@@ -37,10 +37,6 @@ from .chunk_check import ChunkCheck, Pairs
 from .sources import ExpertMatrices, ExpertSource, ResidentSource
 
 MOST_COPIES = 16  # as the daemon's window: twice that lives while both streams work
-# Chunks of up to so many tokens go through the kernels for one, token by token: a switch for
-# comparison (bench/prefill.py --gemv, tests), since tensor cores take few columns as fast and read
-# an expert once for all tokens that picked it.
-GEMV_TOKENS = 0
 
 
 class ChunkPlan:
@@ -101,11 +97,14 @@ class ChunkPlan:
 class RoutedChunk:
     """One layer's experts times one chunk's rows.
 
-    x        [T, H], the site's input, not rounded
-    limit    of the gate
-    dtype    activations
-    formats  of gate, up and down
-    checks   is shown the addresses that the kernels were given
+    x            [T, H], the site's input, not rounded
+    limit        of the gate
+    dtype        activations
+    formats      of gate, up and down
+    checks       is shown the addresses that the kernels were given
+    gemv_tokens  chunks of up to so many tokens go through the kernels for one, token by token: to
+                 compare, since tensor cores take few columns as fast and read an expert once for
+                 all tokens that picked it
     """
 
     def __init__(
@@ -117,6 +116,7 @@ class RoutedChunk:
         dtype: torch.dtype,
         formats: tuple[str, str, str] = (FP4, FP4, FP4),
         checks: ChunkCheck | None = None,
+        gemv_tokens: int = 0,
     ) -> None:
         self._layer = layer
         self._x = x.contiguous()
@@ -125,6 +125,7 @@ class RoutedChunk:
         self._dtype = dtype
         self._formats = formats
         self._checks = checks
+        self._by_token = 0 < len(plan.places) <= gemv_tokens
         self._shape: Fp4Shape | BlockShape | None = None
         # Of gate, up and down of each of the plan's experts; 0: not there yet.
         self._addresses = np.zeros((3, len(plan.experts)), np.int64)
@@ -135,17 +136,16 @@ class RoutedChunk:
     def run(self, source: ExpertSource, shared: Tensor) -> Tensor:
         """Return [T, H] of activations: the picked experts' rows and the shared one's, added."""
         plan, most = self._plan, MOST_COPIES
-        by_token = 0 < len(plan.places) <= GEMV_TOKENS
         memories: set[int] = set()
         others = self._take_residents(source)
         for expert, matrices in source.stream(self._layer, others) if others else ():
             place = bisect_left(plan.experts, expert)
             self._hold(place, expert, matrices)
             memories.add(matrices.gate.untyped_storage().data_ptr())
-            if len(memories) >= most and not by_token:
+            if len(memories) >= most and not self._by_token:
                 self._launch(place + 1)
                 memories.clear()
-        if by_token:
+        if self._by_token:
             return (self._sums_by_token() + shared.float()).to(self._dtype)
         self._launch(len(plan.experts))
         return sum_parts(self._parts, plan.places, shared, dtype=self._dtype)

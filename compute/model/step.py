@@ -49,6 +49,7 @@ class Step:
         rows: RowSource,
         record: Record | None = None,
         checks: ChunkCheck | None = None,
+        gemv_tokens: int = 0,
     ) -> None:
         config = sequence.config
         self.sequence = sequence
@@ -56,6 +57,7 @@ class Step:
         self.rows = rows
         self.record = record
         self.checks = checks
+        self.gemv_tokens = gemv_tokens
         self.first = sequence.position
         self.n_tokens = n_tokens
         self.end = self.first + n_tokens

@@ -61,9 +61,11 @@ class Case:
         self.picks = scores.topk(TOP_K, dim=1).indices.sort(dim=1).values.int().to(device)
         self.weights = torch.rand(n_tokens, TOP_K, generator=generator).to(device)
 
-    def found(self) -> Tensor:
+    def found(self, gemv_tokens: int = 0) -> Tensor:
         plan = ChunkPlan(self.picks, self.weights, N_EXPERTS)
-        chunk = RoutedChunk(0, self.x, plan, LIMIT, torch.float32, self.mix)
+        chunk = RoutedChunk(
+            0, self.x, plan, LIMIT, torch.float32, self.mix, gemv_tokens=gemv_tokens
+        )
         return chunk.run(self.source, torch.zeros_like(self.x)).cpu()
 
     def by_torch(self) -> Tensor:
@@ -97,8 +99,7 @@ def test_chunks_are_near_single_tokens_and_near_torch(
     for most in (1, 3):
         monkeypatch.setattr(routed_chunk, "MOST_COPIES", most)
         assert torch.equal(case.found(), found)
-    monkeypatch.setattr(routed_chunk, "GEMV_TOKENS", 20)
-    by_token = case.found()
+    by_token = case.found(gemv_tokens=20)
     # D4 rounds as single tokens are rounded, D2S6 with half as many scales.
     assert distance(found, by_token) < (0.03 if "Q2_K" in mix else 1e-5)
     # fp8, which torch's rows are rounded to, is coarser than both: they are about as far from it.
@@ -118,8 +119,7 @@ def test_chunks_on_a_gpu_are_those_of_the_cpu(
     assert distance(found, wanted) < 0.02  # a value on a rounding tie may fall the other way
     monkeypatch.setattr(routed_chunk, "MOST_COPIES", 1)
     assert torch.equal(case.found(), found)
-    monkeypatch.setattr(routed_chunk, "GEMV_TOKENS", 200)
-    assert distance(found, case.found()) < 0.03
+    assert distance(found, case.found(gemv_tokens=200)) < 0.03
 
 
 def test_pieces_of_another_format_are_refused() -> None:

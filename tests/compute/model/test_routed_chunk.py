@@ -9,7 +9,7 @@ from torch import Tensor
 from compute.experts.device_cache import DeviceCache
 from compute.model import routed_chunk
 from compute.model.moe import Moe
-from compute.model.routed_chunk import ChunkPlan
+from compute.model.routed_chunk import ChunkPlan, RoutedChunk
 from compute.model.sequence import Sequence
 from protocol.errors import ShardError
 from tests.support.decode_rig import CONTEXT, close_rigs, demo, demo_model, make_rig
@@ -62,10 +62,23 @@ def test_launched_experts_give_the_logits_of_the_plain_path(
 def test_chunks_of_eight_may_go_token_by_token(
     tiny: LocalModel, tiny_ids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    by_token: list[int] = []
+    own = RoutedChunk._sums_by_token
+
+    def noted(chunk: RoutedChunk) -> Tensor:
+        by_token.append(len(chunk._x))
+        return own(chunk)
+
+    monkeypatch.setattr(RoutedChunk, "_sums_by_token", noted)
     model = tiny.at("wide")
     wanted = tiny.cut(model, tiny_ids[:16], [8, 8])
-    monkeypatch.setattr(routed_chunk, "GEMV_TOKENS", 8)
+    assert not by_token
+    model.gemv_tokens = 7
+    assert torch.equal(tiny.cut(model, tiny_ids[:16], [8, 8]), wanted)
+    assert not by_token
+    model.gemv_tokens = 8
     found = tiny.cut(model, tiny_ids[:16], [8, 8])
+    assert by_token == [8] * 2 * model.config.n_layers
     assert torch.equal(found.argmax(1), wanted.argmax(1))
     assert (found - wanted).abs().max() < 0.3 * wanted.std()
 
@@ -106,11 +119,14 @@ def test_experts_of_the_device_cache_are_not_given_one_by_one(
     assert (picks, n_device) == (same_picks, n_streamed)
 
 
-def logits_on(device: str, precision: str, ids: list[int], sizes: list[int]) -> Tensor:
+def logits_on(
+    device: str, precision: str, ids: list[int], sizes: list[int], gemv_tokens: int = 0
+) -> Tensor:
     """Return the demo's logits of all ids, taken in by chunks of these sizes."""
     n_slots = demo().config.n_keys
     rig = make_rig(device, precision=precision, n_slots=n_slots, n_device=40, mode="eager")
     model = demo_model(device, precision)
+    model.gemv_tokens = gemv_tokens
     sequence = Sequence(model.config, CONTEXT, model.device, model.precision)
     first, found = 0, []
     for size in sizes:
@@ -120,6 +136,7 @@ def logits_on(device: str, precision: str, ids: list[int], sizes: list[int]) -> 
         rig.experts.end_step()
         first += size
     close_rigs()
+    model.gemv_tokens = 0
     return torch.cat(found)
 
 
@@ -154,10 +171,9 @@ def test_on_a_gpu_windows_change_no_bit(most: int, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_chunks_of_eight_may_go_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_chunks_of_eight_may_go_token_by_token() -> None:
     ids = some_ids(24)
     wanted = logits_on("cuda", "highway", ids, [8, 8, 8])
-    monkeypatch.setattr(routed_chunk, "GEMV_TOKENS", 8)
-    found = logits_on("cuda", "highway", ids, [8, 8, 8])
+    found = logits_on("cuda", "highway", ids, [8, 8, 8], gemv_tokens=8)
     assert float((found.argmax(1) == wanted.argmax(1)).float().mean()) >= 0.75
     assert (found - wanted).abs().mean() < 0.05 * wanted.std()

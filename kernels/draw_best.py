@@ -21,8 +21,8 @@ from .libm import exp_powers
 from .top_keys import order_keys
 
 _BLOCK = 1024
-_CHUNK = 2048
-_CHUNK_WARPS = 8
+_CHUNK = 1024
+_CHUNK_WARPS = 16
 _BINS = 64  # the last one is of ids that weigh nothing
 _TOP = tl.constexpr((127 + 40) << 23)  # the bits of 2^40
 _WIDTH = tl.constexpr((40 << 23) // 63 + 1)  # of a bin, in bits of f32: 63 go down to 1

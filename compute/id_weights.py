@@ -6,22 +6,10 @@ f32, e^x has the bits of `kernels.reference.expf`, and sums of whole numbers are
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from functools import cache
 
-from kernels.reference.expf import (
-    CUBE,
-    INVERSE,
-    INVERSE_HIGH,
-    INVERSE_LOW,
-    LARGEST,
-    LINEAR,
-    SHIFT,
-    SMALLEST,
-    SQUARE,
-    exp_powers,
-)
+import numpy as np
+from numpy.typing import NDArray
 
 ONE = 2**40  # what the likeliest id weighs
 _BLOCK = 16384  # values at a time: what is made of them stays in the processor's cache
@@ -52,23 +40,35 @@ def expf(x: Float32s) -> Float32s:
     The same operations in the same order, by numpy: torch takes twice as long, and its threads may
     wait for each other.
     """
-    wide = x.clip(SMALLEST, LARGEST).astype(np.float64)
-    shifted = wide * INVERSE
-    shifted += SHIFT
+    from kernels.reference import expf as port  # noqa: PLC0415  torch: flags are read without it
+
+    wide = x.clip(port.SMALLEST, port.LARGEST).astype(np.float64)
+    shifted = wide * port.INVERSE
+    shifted += port.SHIFT
     k = shifted.view(np.int64)
-    r = wide * INVERSE_HIGH
-    r -= shifted - SHIFT
-    wide *= INVERSE_LOW
+    r = wide * port.INVERSE_HIGH
+    r -= shifted - port.SHIFT
+    wide *= port.INVERSE_LOW
     r += wide
-    power = exp_powers(torch.device("cpu")).numpy().take(k & 31)
+    power = _powers().take(k & 31)
     power += k << 47
-    y = r * CUBE
-    y += SQUARE
+    y = r * port.CUBE
+    y += port.SQUARE
     y *= r * r
-    r *= LINEAR
+    r *= port.LINEAR
     r += 1.0
     y += r
     y *= power.view(np.float64)
     found = y.astype(np.float32)
-    found[x > np.float32(LARGEST)] = np.inf
+    found[x > np.float32(port.LARGEST)] = np.inf
     return found
+
+
+@cache
+def _powers() -> NDArray[np.int64]:
+    """Return the port's table."""
+    import torch  # noqa: PLC0415  as above
+
+    from kernels.reference.expf import exp_powers  # noqa: PLC0415  as above
+
+    return exp_powers(torch.device("cpu")).numpy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,18 +25,20 @@ def router_logits(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _by_expert(x: Tensor, weight: Tensor) -> Tensor:
-    """Sum by numpy's accumulate, each of whose sums is the one before plus one value."""
+    """Sum by an array's running sums: each is the one before plus one value, where torch's are of
+    f64.
+    """
     n_experts, width = weight.shape
-    out = np.zeros((x.shape[0], n_experts), dtype=np.float32)
+    out = torch.zeros((x.shape[0], n_experts), dtype=torch.float32)
     step = max(1, _VALUES // max(1, width))
     for first in range(0, n_experts if width else 0, step):
-        rows = weight[first : first + step].float().numpy()
-        with np.errstate(all="ignore"):
-            for token, row in enumerate(x.numpy()):
-                sums = rows * row
-                np.add.accumulate(sums, axis=1, out=sums)
-                out[token, first : first + step] += sums[:, -1]
-    return torch.from_numpy(out)
+        rows = weight[first : first + step].float()
+        for token, row in enumerate(x):
+            sums = rows * row
+            running = sums.numpy()
+            running.cumsum(axis=1, out=running)
+            out[token, first : first + step] += sums[:, -1]
+    return out
 
 
 def _by_channel(x: Tensor, weight: Tensor) -> Tensor:

@@ -80,7 +80,8 @@ def test_the_reference_is_the_definition(rows: int, dtype: torch.dtype) -> None:
 def test_the_reference_adds_extreme_values_in_order(rows: int) -> None:
     x, weight = extreme(40)
     x = x.repeat(rows // 2, 1)
-    found = reference.router_logits(x, weight)
+    with np.errstate(all="ignore"):
+        found = reference.router_logits(x, weight)
     assert same(found, chains(x, weight))
     assert found[0, 4] == 1.0 and found[0, 5] > 1.0
     assert found[0, 3].view(torch.int32) == 0, "negative zeros alone give +0"

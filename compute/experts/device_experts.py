@@ -132,7 +132,6 @@ class DeviceExperts(MissClient):
         slots = self._table.slots[layer]
         n_absent = sum(slots[expert] < 0 for expert in group)
         self.io.misses += n_absent
-        self._copies.drop_moved()  # a request acknowledges, too
         with self._stall():
             if n_absent:  # else all of them lie in chunks that are not registered yet
                 with self._copies_beside(len(group)):
@@ -234,12 +233,12 @@ class DeviceExperts(MissClient):
             if (slot := int(self.cache.slot_of[first + expert])) >= 0
         }
         if not device:
-            yield from super().stream(layer, experts)
+            yield from self._from_arena(layer, experts)
             return
         self.io.hits += len(device)
         self.io.hits_device += len(device)
         others = [expert for expert in experts if expert not in device]
-        arena = super().stream(layer, others) if others else iter(())
+        arena = self._from_arena(layer, others) if others else iter(())
         for expert in experts:
             if expert in device:
                 yield expert, pieces_of(self.places.cache[device[expert]], self._shapes[layer])
@@ -248,6 +247,13 @@ class DeviceExperts(MissClient):
         for _ in arena:
             pass
         self._picks.append((layer, list(device)))
+
+    def _from_arena(
+        self, layer: int, experts: Sequence[int]
+    ) -> Iterator[tuple[int, ExpertMatrices]]:
+        """As MissClient's `stream`, which wants nearly all of the arena: copies end before it."""
+        self._copies.finish()
+        return super().stream(layer, experts)
 
     def resident(self, layer: int, experts: Sequence[int]) -> Resident:
         """Say where those of `experts` that the device cache holds begin; they count as picked."""
@@ -271,7 +277,11 @@ class DeviceExperts(MissClient):
         return where.tobytes()
 
     def busy_slots(self) -> Sequence[int]:
-        """Arena slots that unfinished copies read, and those that begin beside the request."""
+        """Arena slots that unfinished copies read, and those that begin beside the request.
+
+        A request acknowledges the table: no copy reads a slot that this has no more.
+        """
+        self._copies.drop_moved()
         return self._copies.sources(chosen=self._begins_beside)
 
     def take_changes(self) -> None:

@@ -21,6 +21,7 @@ from compute.model.sources import ExpertMatrices
 from protocol.errors import DaemonLost, HeadraceError, ProtocolError, ShardError
 from protocol.wire.client import ExpertClient
 from protocol.wire.expert_stream import ExpertStream
+from protocol.wire.messages import SlotChanges
 from protocol.wire.reader_calls import SHARD_CODES
 
 from .arena_link import ArenaLink
@@ -120,18 +121,22 @@ class MissClient(ArenaLink):
             layer,
             experts,
             window=STREAM_WINDOW,
+            busy=self.busy_slots(),
             step=self._step,
             ahead=ahead,
             give_up=self.waiting.cancelled,
         ) as stream:
-            while not stream.ended:
-                named = self._next_part(stream)
-                for place, (expert, slot) in enumerate(named, 1):
-                    yield expert, slot
-                    unsaid += 1
-                    if place == len(named) or unsaid >= STREAM_WINDOW // 4:
-                        stream.consumed(expert)
-                        unsaid = 0
+            try:
+                while not stream.ended:
+                    named = self._next_part(stream)
+                    for place, (expert, slot) in enumerate(named, 1):
+                        yield expert, slot
+                        unsaid += 1
+                        if place == len(named) or unsaid >= STREAM_WINDOW // 4:
+                            stream.consumed(expert)
+                            unsaid = 0
+            finally:
+                self._apply_last(stream.close())
 
     def _next_part(self, stream: ExpertStream) -> list[tuple[int, int]]:
         """Apply a stream's next part; return the (expert, slot) that it names."""
@@ -140,13 +145,19 @@ class MissClient(ArenaLink):
         self._lost_since = None
         self.io.bytes_read += part.n_bytes
         if not self._apply(part.from_version, part.to_version, part.changes):
-            stream.close()  # the whole table came: what is left is asked for again
+            self._apply_last(stream.close())  # what is left is asked for again
             return []
         self.check_cancelled()  # then some may have come back as CANCELLED
         if part.errors:
             raise _error_of(part.errors)
         pairs = zip(stream.request.experts, part.slots, strict=True)
         return [(expert, slot) for expert, slot in pairs if slot >= 0]
+
+    def _apply_last(self, answer: SlotChanges | None) -> None:
+        """Apply what a window brought that was closed before its end: slots have other keys now."""
+        if answer is not None:
+            with self._if_there("after a window closed early"):
+                self._apply(answer.from_version, answer.to_version, answer.changes)
 
     def _expected(self, layer: int, n_picked: int) -> list[tuple[int, int]]:
         """Absent keys of a layer that a chunk will want, where it wanted most of the last one's.
@@ -265,6 +276,8 @@ class MissClient(ArenaLink):
         for job, _ in self._jobs.values():
             job.drop(self.client)
         self._jobs.clear()
+        with self._if_there("before a step"):
+            self._apply_last(self.client.close_window())
         # The device has always finished when a message is sent, so an epoch is done as it begins.
         self.client.epoch_done = self.client.begin_epoch()
 

@@ -180,11 +180,16 @@ class EngineCalls(Requests):
         self._open_window = 0
         self._connection.end(why)
 
-    def close_window(self) -> None:
-        """End a window that was left open; the next answer covers its changes too."""
-        if self._open_window:
-            number, self._open_window = self._open_window, 0
-            self._cancel_window(number, "request", 0)
+    def close_window(self) -> m.SlotChanges | None:
+        """End a window that was left open; return its answer, None where none was open.
+
+        It is to be applied as any, before anything is read; where a request is to follow at once,
+        the answer to that covers its changes too. Raises DaemonLost.
+        """
+        if not self._open_window:
+            return None
+        number, self._open_window = self._open_window, 0
+        return self._cancel_window(number, "request", 0)
 
     def _cancel_window(self, number: int, name: str, timeout_ms: float) -> m.SlotChanges:
         """The final answer of a request after its Cancel; parts before it are passed over."""

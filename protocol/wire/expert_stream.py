@@ -19,7 +19,8 @@ class ExpertStream:
     """The parts of one Stream's answer, each to be applied as a MissRequest's answer is.
 
     Made by ExpertClient.stream; iterate over it, and say `consumed` of experts whose slots nothing
-    reads any more: the daemon waits for that. Use it in a `with`, whose end cancels the rest.
+    reads any more: the daemon waits for that. Use it in a `with`, whose end cancels the rest;
+    whoever keeps a table calls `close` before, since the answer to that has changes as well.
     Iterating raises as `ExpertClient.miss` does; at the deadline of a part the stream is cancelled
     and its final part returned.
     """
@@ -63,12 +64,17 @@ class ExpertStream:
         if not self.ended:
             self._calls.send_consumed(self.request.request, up_to)
 
-    def close(self) -> None:
-        """Close the window, if it is open; what came is not applied, a later answer covers it."""
-        if not self.ended:
-            self.ended = True
-            with suppress(DaemonLost):  # then no window is open
-                self._calls.close_window()
+    def close(self) -> m.SlotChanges | None:
+        """Close the window, if it is open; return the answer, to be applied as every part is.
+
+        None where there was none to close, or the daemon is gone: nothing is to be read then.
+        """
+        if self.ended:
+            return None
+        self.ended = True
+        with suppress(DaemonLost):  # then no window is open
+            return self._calls.close_window()
+        return None
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from compute.experts.miss_client import MissClient, RequestCancelled, Waiting
+from compute.load import expert_shapes
 from protocol.errors import DaemonLost, ProtocolError
 from protocol.files.checkpoint import open_checkpoint
 from protocol.wire import messages as m
@@ -227,3 +229,38 @@ def _deadline(ms=5000):
     from protocol.wire.connection import Deadline
 
     return Deadline(ms)
+
+
+def test_no_entry_is_left_wrong_by_chunks_that_are_given_up(
+    model, checkpoint, runtime_dir, smallest
+):
+    """What was read before a stream was cancelled took the slots of other keys."""
+    drawn = random.Random(3)
+    asked = [0, 0]  # how often, and at which time the answer is yes
+
+    def cancelled():
+        asked[0] += 1
+        return asked[0] >= asked[1] > 0
+
+    with (
+        daemon_thread(model, runtime_dir, arena_bytes=smallest) as daemon,
+        engine_of(daemon.runtime_dir, checkpoint) as engine,
+    ):
+        source = MissClient(engine, expert_shapes(checkpoint), Waiting(cancelled))
+        for number in range(24):
+            asked[:] = 0, drawn.randrange(2, 20)
+            source.begin_step()
+            with pytest.raises(RequestCancelled):
+                _take_all(source)
+            asked[1] = 0
+            for layer, row in enumerate(source._table.slots):
+                for expert, slot in enumerate(row):
+                    if slot >= 0:
+                        wanted = expert_bytes(checkpoint, layer, expert)
+                        assert slot_bytes(engine, slot) == wanted, (number, layer, expert)
+
+
+def _take_all(source):
+    for layer in range(N_LAYERS):
+        for _ in source.stream(layer, list(ALL)):
+            pass

@@ -136,6 +136,9 @@ class ArenaDaemon:
         self._epoch += 1
         return self._epoch
 
+    def close_window(self) -> None:
+        """None is left open."""
+
     def touch(self, step: int, picks: NDArray[Any]) -> None:
         """Note a step's picks."""
         self.events.append("touch")

@@ -238,6 +238,20 @@ def test_a_small_arena_is_left_room_by_copies(
     assert bool(copies._chosen) != has_begun
 
 
+def test_copies_end_before_a_chunk_wants_the_arena(
+    made: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts, daemon = made.experts, made.daemon
+    boundary(experts)
+    picked(experts, daemon, 3)
+    monkeypatch.setattr("compute.experts.device_copies._has_ended", lambda _copy: False)
+    experts.begin_copies()
+    assert experts._copies._under_way
+    others = [expert for expert in range(6) if expert != 3]
+    assert [expert for expert, _ in experts.stream(LAYER, others)] == others
+    assert not experts._copies._under_way
+
+
 def test_without_a_miss_copies_begin_behind_the_tokens_last_layers() -> None:
     made = make_rig(mode="segment", n_device=64)
     experts = made.experts

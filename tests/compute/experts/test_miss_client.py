@@ -42,7 +42,7 @@ class FakeStream:
         self.ended = False
         self.n_named = 0
         self.n_consumed = 0
-        self.version = daemon.applied
+        self.version = self.applied = daemon.applied
 
     def __enter__(self) -> Self:
         return self
@@ -50,10 +50,17 @@ class FakeStream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        if not self.ended:
-            self.daemon.log.append(("cancel", self.layer))
+    def close(self) -> SlotChanges | None:
+        if self.ended:
+            return None
+        self.daemon.log.append(("cancel", self.layer))
         self.ended = True
+        self.daemon.while_cancelling()
+        daemon, n = self.daemon, len(self.request.experts)
+        return SlotChanges(
+            *(1, self.applied, daemon.version, (-1,) * n, daemon.changes_from(self.applied)),
+            errors=(), n_bytes=0, read_ms=0.0, final=True,
+        )  # fmt: skip
 
     def __next__(self) -> SlotChanges:
         daemon, experts = self.daemon, self.request.experts
@@ -105,6 +112,8 @@ class FakeDaemon:
         self.epoch = self.epoch_done = 0
         self.resizes: list[Drop | Added] = []
         self.while_waiting: Callable[[], None] = lambda: None
+        self.while_cancelling: Callable[[], None] = lambda: None
+        self.left_open: SlotChanges | None = None  # the answer of a window that was left open
         self.welcome = self._welcome()
 
     def _welcome(self) -> Welcome:
@@ -216,6 +225,10 @@ class FakeDaemon:
 
     def added(self, added: Added) -> None:
         self.log.append(("added", added.chunks))
+
+    def close_window(self) -> SlotChanges | None:
+        answer, self.left_open = self.left_open, None
+        return answer
 
     def stream(self, layer: int, experts: list[int], **how: Any) -> FakeStream:
         self._fails("stream")
@@ -530,6 +543,33 @@ def test_a_cancelled_request_stops_before_the_next_layer_or_window() -> None:
     with pytest.raises(RequestCancelled):
         _streamed(source, 0, [0])
     assert daemon.named("miss") == []
+
+
+def test_what_a_cancelled_stream_brought_is_known_before_anything_is_read() -> None:
+    state = SimpleNamespace(cancelled=False)
+    daemon, source = _pair(cancelled=lambda: state.cancelled)
+    stream = source.stream(0, list(range(6)))
+    assert next(stream)[0] == 0
+    slot = int(daemon.table[0, 0])
+    daemon.while_cancelling = lambda: daemon.set(0, 7, slot)  # read ahead, over what was consumed
+    state.cancelled = True
+    with pytest.raises(RequestCancelled):
+        list(stream)
+    assert [list(row) for row in source._table.slots] == daemon.table.tolist()
+    assert daemon.applied == daemon.version
+
+
+def test_what_a_window_brought_that_an_interrupt_left_open_is_known_at_the_next_step() -> None:
+    daemon, source = _pair()
+    _streamed(source, 0, [0, 1])
+    before = daemon.applied
+    daemon.set(1, 5, int(daemon.table[0, 1]))
+    changes = daemon.changes_from(before)
+    daemon.left_open = SlotChanges(
+        *(1, before, daemon.version, (-1,), changes), errors=(), n_bytes=0, read_ms=0.0, final=True
+    )
+    source.begin_step()
+    assert [list(row) for row in source._table.slots] == daemon.table.tolist()
 
 
 def test_a_request_cancelled_while_its_window_is_open_is_cancelled_and_no_error() -> None:

@@ -17,6 +17,7 @@ from .config import ComputeConfig
 from .experts.miss_client import MissClient, Waiting
 from .load import expert_shapes, find_context
 from .model.model import Model
+from .model.sequence import Sequence
 from .prefix.cache import PrefixCache
 from .session import Engine
 
@@ -56,7 +57,7 @@ def make_engine(
         lookahead=config.lookahead,
         guesses=_guess_writer(checkpoint, config.predict_trace),
     )
-    n_device = find_device_slots(checkpoint, config, model.device)
+    n_device = find_device_slots(checkpoint, config, model, context)
     experts = make_experts(checkpoint, client, waiting, n_device, model.device)
     decoding = Decoding(model, experts, context, settings)
     return Engine(
@@ -87,9 +88,12 @@ def make_experts(
     return DeviceExperts(client, shapes, places, waiting)
 
 
-def find_device_slots(checkpoint: Checkpoint, config: ComputeConfig, device: torch.device) -> int:
-    """Return the device cache's slots."""
-    fit = find_device_cache(config, device) // _slot_bytes(checkpoint)
+def find_device_slots(
+    checkpoint: Checkpoint, config: ComputeConfig, model: Model, context: int
+) -> int:
+    """Return the device cache's slots; a sequence of so many tokens is yet to be made beside it."""
+    state = Sequence.bytes_of(model.config, context, model.precision)
+    fit = find_device_cache(config, model.device, state) // _slot_bytes(checkpoint)
     return min(fit, checkpoint.config.n_keys)
 
 
@@ -156,14 +160,17 @@ def _guess_writer(checkpoint: Checkpoint, path: Path | None) -> GuessWriter | No
     return GuessWriter(path, shape)
 
 
-def find_device_cache(config: ComputeConfig, device: torch.device) -> int:
-    """Return the device cache's bytes: what was said, else what a discrete GPU has left."""
+def find_device_cache(config: ComputeConfig, device: torch.device, n_taken: int) -> int:
+    """Return the device cache's bytes: what was said, else what a discrete GPU has left.
+
+    n_taken  bytes that will be taken of what is free
+    """
     if config.device_cache is not None:
         return config.device_cache
     if device.type != "cuda" or torch.cuda.get_device_properties(device).is_integrated:
         return 0
     free, _ = torch.cuda.mem_get_info(device)
-    return max(0, free - _KEPT_FREE)
+    return max(0, free - n_taken - _KEPT_FREE)
 
 
 def _to_stderr(line: str) -> None:

@@ -152,8 +152,9 @@ def routed_rows(
     Rows are rounded before each product: to fp8 for fp4, else to tiled blocks (`tiled_rows.py`).
     Blocks want a GPU with byte products (`device.has_byte_products`).
     Addresses are multiples of 16. Raises ValueError on a shape, dtype or format that differs.
-    Products within 2e-6 (relative, f32) of `reference.routed_rows`;
-    an activation on a rounding tie may fall the other way. On tensor cores scales are taken from
+    Each product is within 2e-6 (relative, f32) of the reference's; what lies near a tie of the
+    inner row's rounding moves by a step of that, so the whole is within 2e-3 (relative to a row's
+    norm) of `reference.routed_rows`, 3e-3 for blocks. On tensor cores scales are taken from
     2^-116 to 2^17, others as the nearest of these. Source: model specification, section 3.7.
     """
     _check(x, tokens, weights, starts, pointers, shape)

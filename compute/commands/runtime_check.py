@@ -165,10 +165,11 @@ def _experts(
 
 def _most_slots(checkpoint: Checkpoint, config: ComputeConfig, model: Model) -> int:
     from compute.assembly import find_device_slots
+    from compute.load import find_context
 
     if model.device.type == "cpu" and config.device_cache is None:
         config = replace(config, device_cache=CPU_CACHE_BYTES)
-    return find_device_slots(checkpoint, config, model.device)
+    return find_device_slots(checkpoint, config, model, find_context(checkpoint, config))
 
 
 def _half_of_the_experts(checkpoint: Checkpoint) -> int | None:

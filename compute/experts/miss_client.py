@@ -2,9 +2,9 @@
 
 Invariants, beside those of `arena_link.py`: a slot is read only while no window of ours is open or
 by the layer that opened it; retirements are taken at a step's end and after a layer that streamed;
-where all of a layer's experts are present, no message is sent. One thread uses it. The device is
-synchronous, so no copy or kernel is ever unfinished when a request leaves: `busy` is empty and
-every epoch done.
+where all of a layer's experts are present, no message is sent; a window that is closed early is
+applied before anything is read. One thread uses it. The device is synchronous, so no copy or kernel
+is ever unfinished when a request leaves: `busy` is empty and every epoch done.
 """
 
 from __future__ import annotations

@@ -194,13 +194,13 @@ class RegisteredArena:
             except ConfigError as error:
                 failure = error
             with self._changed:
+                self._has_news = True  # first: who sees a slot ready without the lock asks for news
                 if failure is None:
                     chunk.state = "ready"
                     self.ready[chunk.first : chunk.end] = True
                 else:
                     chunk.state = "dropped"
                     self._failure = failure
-                self._has_news = True
                 self._changed.notify_all()
 
     def _next(self) -> _Chunk | None:

@@ -76,6 +76,16 @@ class Sequence:
         # Only for the vendor's decode defect: the source whose keys were published last.
         self.published_keys: int | None = None
 
+    @staticmethod
+    def bytes_of(config: ModelConfig, context: int, precision: Precision) -> int:
+        """Return the bytes of what grows with the context: compressed rows, keys, and the turns of
+        positions, which are kept in two forms for either kind of layer.
+        """
+        size = torch.finfo(Numerics.of(precision).activation).bits // 8
+        width = (config.head_dim + config.index_head_dim) * size
+        groups = sum(-(-context // config.ratio(layer)) for layer in config.kv_source_layers)
+        return groups * width + 4 * context * config.rope_head_dim * 4
+
     def reset(self) -> None:
         """Be empty again, in the same memory."""
         self.position = 0

@@ -97,10 +97,14 @@ class EngineCalls(Requests):
     ) -> m.SlotChanges:
         self._open_window = number = request.request
         connection = self._connection
+        connection.send(request)
+        if meanwhile is not None:
+            meanwhile()  # what it raises leaves the window open, as an interrupt does
         connection.spins = self.spins
         try:
             answer: m.SlotChanges
-            answer, _ = self._settle(request, number, m.SlotChanges, timeout_ms, give_up, meanwhile)
+            name = type(request).__name__
+            answer, _ = self._settled(number, m.SlotChanges, name, timeout_ms, give_up)
         except HeadraceError:  # refused, or the session is over: no window is open
             self._open_window = 0
             raise

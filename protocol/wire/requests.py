@@ -75,22 +75,29 @@ class Requests:
         kinds: Any,
         timeout_ms: float,
         give_up: Callable[[], bool] | None = None,
-        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[Any, bool]:
         """(answer, in time) of a request with effects: cancelled at the deadline, never forgotten.
 
-        give_up    asked every GIVE_UP_MS: True is as good as the deadline
-        meanwhile  called once the request has left
+        give_up   asked every GIVE_UP_MS: True is as good as the deadline
 
         Raises DaemonLost, and ends the session, where not even Cancel is answered.
         """
         self._connection.send(message)
-        if meanwhile is not None:
-            meanwhile()
+        return self._settled(number, kinds, type(message).__name__, timeout_ms, give_up)
+
+    def _settled(
+        self,
+        number: int,
+        kinds: Any,
+        name: str,
+        timeout_ms: float,
+        give_up: Callable[[], bool] | None,
+    ) -> tuple[Any, bool]:
+        """What `_settle` does once the request has left."""
         answer = self._await(number, kinds, timeout_ms, give_up)
         if answer is not None:
             return answer, True
-        return self._cancel(number, kinds, type(message).__name__, timeout_ms), False
+        return self._cancel(number, kinds, name, timeout_ms), False
 
     def _await(
         self, number: int, kinds: Any, timeout_ms: float, give_up: Callable[[], bool] | None

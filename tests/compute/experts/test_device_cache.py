@@ -43,6 +43,30 @@ def test_a_full_cache_gives_up_the_least_used_key_only_for_a_better_one() -> Non
     assert sorted(cache.resident.tolist()) == [1, 2]
 
 
+def test_a_key_must_beat_the_lowest_by_a_use() -> None:
+    cache = DeviceCache(N_KEYS, 1)
+    for _ in range(2):
+        cache.use(keys(0, 1))
+    assert promoted(cache, 0) == [0]
+    assert promoted(cache, 1) == []  # as good: else two keys would take turns for ever
+    cache.use(keys(1))
+    assert promoted(cache, 1) == [1]
+
+
+def test_what_was_used_much_once_gives_way_to_what_is_used_now() -> None:
+    cache = DeviceCache(N_KEYS, 1)
+    for _ in range(6):
+        cache.use(keys(0, 1))
+    cache.use(keys(1))
+    assert promoted(cache, 0) == [0]
+    assert promoted(cache, 1) == [1]  # whoever is used from now on is as old as the one that left
+    for _ in range(2):
+        cache.use(keys(2))
+    assert promoted(cache, 2) == [2]
+    cache.use(keys(0))
+    assert cache._scores[0] == 7 + 4  # the age of the last victim, and of its own six uses half
+
+
 def test_no_more_keys_move_than_a_step_may() -> None:
     cache = DeviceCache(N_KEYS, 6)
     cache.use(keys(0, 1, 2, 3))

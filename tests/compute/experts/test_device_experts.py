@@ -103,6 +103,18 @@ def test_what_was_copied_enters_at_once_where_the_arena_gives_up_its_slot(made: 
     assert 0 <= entry(made, 3) < 16
 
 
+def test_the_daemon_is_told_now_and_then_what_the_device_has(made: Rig) -> None:
+    experts, daemon = made.experts, made.daemon
+    boundary(experts)
+    assert not daemon.arena.tier.any()
+    for _ in range(64):
+        picked(experts, daemon, 3, 4)
+        boundary(experts)
+    assert daemon.arena.tier[LAYER, 3]
+    wanted = experts.cache.tier_bytes().reshape(daemon.arena.tier.shape)
+    assert ((daemon.arena.tier > 0) == (wanted > 0)).all()
+
+
 def test_a_token_is_reported_part_by_part(made: Rig) -> None:
     experts, daemon = made.experts, made.daemon
     boundary(experts)

@@ -359,6 +359,27 @@ def test_what_is_done_meanwhile_is_done_once_the_request_has_left(
     assert seen == [True]
 
 
+def test_a_window_in_which_something_failed_meanwhile_is_closed_before_the_next(
+    daemon: FakeDaemon, engine: ExpertClient
+) -> None:
+    told: list[int] = []
+
+    def cancelled(_daemon: Any, _session: Any, message: Any) -> list[Any]:
+        told.append(message.request)
+        return [m.SlotChanges(message.request, 0, 1, (-1,), (), (), 0, 0.0, True)]
+
+    def fails() -> None:
+        raise ConfigError("a chunk cannot be registered")
+
+    daemon.on[m.MissRequest] = no_answer
+    daemon.on[m.Cancel] = cancelled
+    with pytest.raises(ConfigError, match="a chunk"):
+        engine.miss(1, (3,), meanwhile=fails)
+    del daemon.on[m.MissRequest]
+    assert engine.miss(1, (3,)).slots
+    assert told == [1]
+
+
 def test_miss_takes_numpy_integers_and_sends_what_the_engine_knows(
     daemon: FakeDaemon, engine: ExpertClient
 ) -> None:

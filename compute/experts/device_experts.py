@@ -13,8 +13,9 @@ their sources. A Touch changes no slot. One thread uses it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -72,6 +73,7 @@ class DeviceExperts(MissClient):
         self._untold: tuple[int, NDArray[np.uint16]] | None = None  # the last step and its picks
         self._uncounted: NDArray[np.uint16] | None = None  # the same, told by now
         self._begins_beside = False  # whether the request in hand has copies begin behind it
+        self._rest: Callable[[], Hints] | None = None  # tells what goes behind it as hints
         n_processors = len(os.sched_getaffinity(0))
         client.spins = places.device.type == "cuda" and n_processors >= _SPARE_PROCESSORS
         super().__init__(client, shapes, waiting, places.device)
@@ -120,8 +122,12 @@ class DeviceExperts(MissClient):
         self.places.push([(layer, expert, self._entry(layer, expert)) for layer, expert in keys])
         self._copies.moved -= keys
 
-    def fetch(self, layer: int, picks: Sequence[int], hints: Hints = ()) -> None:
+    def fetch(
+        self, layer: int, picks: Sequence[int], rest: Callable[[], Hints] = lambda: ()
+    ) -> None:
         """Bring a layer's absent picks to where the device reads.
+
+        rest  keys that may be wanted later in the step, asked for once the request has left
 
         The device may be running what is to run again: slots that it reads are overwritten.
         Raises as `MissClient.stream` does.
@@ -134,8 +140,8 @@ class DeviceExperts(MissClient):
         self.io.misses += n_absent
         with self._stall():
             if n_absent:  # else all of them lie in chunks that are not registered yet
-                with self._copies_beside(len(group)):
-                    self._fetch(layer, group, hints)
+                with self._beside(len(group), rest):
+                    self._fetch(layer, group)
             if self._registered is not None:
                 self._registered.wait_for(self._table.slots[layer][expert] for expert in group)
         self._enter(moved=True)
@@ -155,12 +161,13 @@ class DeviceExperts(MissClient):
         self._step += 1
 
     @contextmanager
-    def _copies_beside(self, n_experts: int) -> Iterator[None]:
-        """Have copies begin behind the request for so many experts that the block sends.
+    def _beside(self, n_experts: int, rest: Callable[[], Hints]) -> Iterator[None]:
+        """Have copies and hints go behind the request for so many experts that the block sends.
 
-        Where that would leave the daemon less than half of its slots, those under way are waited
+        Where copies would leave the daemon less than half of its slots, those under way are waited
         for instead, and those chosen begin later.
         """
+        self._rest = rest
         n_busy = len(self._copies.sources(chosen=True))
         self._begins_beside = 2 * (n_experts + n_busy) <= self.client.n_slots
         if not self._begins_beside:
@@ -168,12 +175,15 @@ class DeviceExperts(MissClient):
         try:
             yield
         finally:
-            self._begins_beside = False
+            self._begins_beside, self._rest = False, None
 
     def _has_asked(self) -> None:
         """While the drive is waited for the way to the device is free."""
         if self._begins_beside:
             self.begin_copies()
+        rest, self._rest = self._rest, None
+        for layer, keys in groupby(rest() if rest is not None else (), lambda key: key[0]):
+            self.hint(layer, [expert for _, expert in keys])
 
     def report(self, *, acknowledges: bool = True) -> None:
         """Say and choose all that `report_part` would.

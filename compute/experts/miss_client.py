@@ -192,7 +192,7 @@ class MissClient(ArenaLink):
     def _has_asked(self) -> None:
         """Called once a request for experts has left: nothing, where there is nothing to copy."""
 
-    def _fetch(self, layer: int, group: tuple[int, ...], hints: Hints = ()) -> list[int]:
+    def _fetch(self, layer: int, group: tuple[int, ...]) -> list[int]:
         """Slots of `group` after one answered request, or after a lost daemon's whole table."""
         while True:
             self.check_cancelled()
@@ -203,7 +203,6 @@ class MissClient(ArenaLink):
                     group,
                     busy=self.busy_slots(),
                     step=self._step,
-                    hints=hints,
                     give_up=self.waiting.cancelled,
                     meanwhile=self._has_asked,
                 )

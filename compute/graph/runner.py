@@ -38,6 +38,7 @@ from .recording import GraphCounters
 from .route_check import RouteCheck
 from .row_feed import RowFeed
 from .segments import Boundaries, MissRate, Segment, pieces
+from .step_buffers import StepBuffers
 from .timings import StepTimer
 
 _MOST_HINTS = 64
@@ -115,6 +116,11 @@ class Runner:
     def sequence(self) -> Sequence:
         """The sequence whose state the launches use."""
         return self._step.sequence
+
+    @property
+    def buffers(self) -> StepBuffers:
+        """What the last step left on the device; valid until the next."""
+        return self._step.buffers
 
     def logits(self) -> NDArray[np.float32]:
         """Return the logits [vocab] f32 of the last step."""
@@ -260,7 +266,7 @@ class Runner:
         while layer >= 0:
             n_flagged += 1
             self._fetch(layer, end)
-            self._wait()  # for what is to run again, which the answer has outlasted as a rule
+            self._wait()  # a daemon that was lost may have left something running
             self._expect(layer, end)
             self._launches.again(layer, end, eagerly=eagerly)
             again = self._first_flagged(layer, end)
@@ -270,25 +276,25 @@ class Runner:
         return n_flagged
 
     def _fetch(self, layer: int, end: int) -> None:
-        """Fetch what a layer misses; what later ones up to `end` miss goes along as hints.
-
-        They may be running: then only those count as known that have got so far.
-        """
+        """Fetch what a layer misses; what later ones up to `end` miss follows as hints."""
         absent = self._headers.absent(layer)
         self.counters.misses += 1
         if self._log is not None:
             where = f"position {self.sequence.position} layer {layer}, segment to {end - 1}"
             self._log(f"miss: {where}: experts {', '.join(map(str, absent))}")
-        hints = [
-            (later, expert)
-            for later in range(layer + 1, end)
-            if self._headers.has_come(later)
-            for expert in self._headers.absent(later)
-        ]
         # The daemon should know what is in use before it evicts.
         self._experts.report(acknowledges=False)
         with self._on_host("fetch"):
-            self._experts.fetch(layer, self._headers.picks(layer), hints[:_MOST_HINTS])
+            self._experts.fetch(layer, self._headers.picks(layer), lambda: self._rest(layer, end))
+
+    def _rest(self, layer: int, end: int) -> list[tuple[int, int]]:
+        """What the layers behind `layer` miss as they ran: they will run again with other inputs.
+
+        Asked once a request has left; that they end is waited for beside it.
+        """
+        self._wait()
+        later = range(layer + 1, end)
+        return [(at, expert) for at in later for expert in self._headers.absent(at)][:_MOST_HINTS]
 
     def _first_flagged(self, first: int, end: int) -> int:
         """Wait for the headers of layers first to end - 1; the first with an absent pick, or -1.

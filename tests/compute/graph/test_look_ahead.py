@@ -110,7 +110,7 @@ def test_what_is_there_is_not_hinted_and_nothing_is_without_lookahead() -> None:
 def test_within_a_segment_no_layer_is_hinted() -> None:
     made = make_rig(mode="segment", boundaries="whole", n_slots=60, lookahead=3)
     greedy(made, 2)
-    assert made.daemon.hinted == []
+    assert made.runner.counters.hints == 0
 
 
 def test_the_file_has_each_tokens_picks_and_guesses(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_the_file_has_each_tokens_picks_and_guesses(tmp_path: Path) -> None:
         made.runner.step(token)
         picks.append(made.runner._headers.all_picks())
     made.runner.finish()
-    assert made.daemon.hinted == []
+    assert made.runner.counters.hints == 0
     data = path.read_bytes()
     assert decode_header(data, "x") == SHAPE
     found = decode_blocks(data, SHAPE)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from compute.graph.hashes import Tracer
 from compute.model.sequence import Sequence
 from tests.support.decode_rig import CONTEXT, Rig, demo, demo_model, make_rig
 
@@ -18,6 +21,16 @@ PROMPT = [3, 911, 17, 2045, 88, 640, 1201, 5, 77, 3001, 12]
 def same_state(one: Rig, other: Rig) -> bool:
     pairs = zip(one.state(), other.state(), strict=True)
     return all(np.array_equal(left, right) for left, right in pairs)
+
+
+def noted(call: Callable[..., Any], name: str, events: list[str]) -> Callable[..., Any]:
+    """What does the same and notes that it did."""
+
+    def instead(*args: Any, **more: Any) -> Any:
+        events.append(name)
+        return call(*args, **more)
+
+    return instead
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -117,6 +130,79 @@ def test_no_byte_depends_on_slots_that_a_request_leaves_open(device: str, n_devi
     assert made.greedy(6) == eager.greedy(6)
     assert same_state(made, eager)
     assert len(made.daemon.asked) > 6
+
+
+def test_a_request_leaves_before_the_rest_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_rig(mode="segment", boundaries="whole")
+    made.prefill(PROMPT)
+    made.runner.step(7)
+    picks = made.runner._headers.all_picks()
+    made.daemon.drop(3, int(picks[3, 0]))
+    made.experts.take_changes()
+    runner, events = made.runner, made.daemon.events
+    for owner, name in ((runner, "_wait"), (runner, "_expect"), (runner._launches, "again")):
+        monkeypatch.setattr(owner, name, noted(getattr(owner, name), name.strip("_"), events))
+    events.clear()
+    runner.sequence.position -= 1
+    runner.step(7)
+    at = events.index("miss")
+    assert "wait" not in events[:at]  # nothing before it: the answer takes longer than the rest
+    # Headers are blanked, and the rest launched, when nothing writes headers any more.
+    assert [e for e in events[at:] if e != "ack"] == [
+        *("miss", "wait", "wait", "expect", "again", "wait")
+    ]
+
+
+@pytest.mark.parametrize("watch", ["oracle", "tracer", "checks"])
+def test_who_looks_at_a_segments_end_sees_one_that_has_ended(
+    watch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    settings = {
+        "oracle": {"mode": "oracle"},
+        "tracer": {"mode": "segment", "tracer": Tracer(lines.append)},
+        "checks": {"mode": "segment", "checks": True},
+    }[watch]
+    made = make_rig(boundaries="source-layers", **settings)  # type: ignore[arg-type]
+    made.prefill(PROMPT)
+    runner, waits, repair = made.runner, list[str](), made.runner._repair_all
+    monkeypatch.setattr(runner, "_wait", noted(runner._wait, "wait", waits))
+
+    def repaired(*args: Any, **more: Any) -> int:
+        waits.clear()
+        found = repair(*args, **more)
+        assert waits
+        return found
+
+    monkeypatch.setattr(runner, "_repair_all", repaired)
+    runner.step(7)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_later_layers_miss_follows_the_request_as_hints(device: str) -> None:
+    made = make_rig(device, mode="segment", boundaries="whole")
+    made.prefill(PROMPT)
+    made.runner.step(7)
+    picks = made.runner._headers.all_picks()
+    # The input of layer 2 is the same without what layer 1 misses only where nothing is missed.
+    made.daemon.drop(6, int(picks[6, 0]))
+    made.daemon.drop(7, int(picks[7, 5]))
+    made.experts.take_changes()
+    made.daemon.events.clear()
+    made.runner.sequence.position -= 1
+    made.runner.step(7)
+    hinted = [(layer, expert) for _, layer, experts in made.daemon.hinted for expert in experts]
+    assert [layer for layer, _, _, _ in made.daemon.asked] == [6, 7]
+    assert set(hinted) <= {(7, int(picks[7, 5]))}
+    events = made.daemon.events
+    assert not hinted or events.index("miss") < events.index("hint")
+    made.daemon.drop(0, int(picks[0, 0]))
+    for expert in picks[1]:
+        made.daemon.drop(1, int(expert))
+    made.experts.take_changes()
+    made.runner.sequence.position -= 1
+    made.runner.step(7)
+    assert any(layer == 1 for _, layer, _ in made.daemon.hinted)
 
 
 def test_all_picks_of_a_layer_that_are_not_on_the_device_are_asked_for() -> None:

@@ -13,7 +13,8 @@ misses: ratio = (step - reads alone) / step without misses. What the arena gave 
 copied to the device is taken back without a copy, and counted as restored.
 
 Prints a table and one JSON object as the last line; gap_share is the share of a step without misses
-in which the GPU stands still for more than 5 us, by the profiler.
+in which the GPU stands still for more than 5 us, by the profiler, and gap_share_of_tokens that of
+ten tokens in a row, each drawn from the logits before it, what lies between two of them included.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from compute.graph.runner import Runner  # noqa: E402
 from compute.load import expert_shapes  # noqa: E402
 from compute.model.model import Model  # noqa: E402
 from compute.model.sequence import Sequence as ModelSequence  # noqa: E402
+from compute.sampler import Sampling  # noqa: E402
 from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model  # noqa: E402
 from protocol.wire.client import ExpertClient  # noqa: E402
 from tests.support.decode_rig import model_of as small_model_of  # noqa: E402
@@ -147,7 +149,7 @@ def measured(checkpoint: Checkpoint, model: Model, args: argparse.Namespace) -> 
         "hits_ms": hits,
         "segment_vs_eager": round(hits["eager"] / hits["segment"], 3),
         "rates": rates,
-        "gap_share": gaps,
+        **gaps,
         "restored": experts.n_restored,
         "ratio_at_2": next((rate["ratio"] for rate in rates if rate["misses"] == 2), None),
     }
@@ -192,10 +194,10 @@ def without_misses(
     return round(1000 * statistics.median(times), 3)
 
 
-def gaps_without_misses(experts: ForgetfulExperts, model: Model) -> float | None:
-    """Return the share of device gaps over 5 us in steps by segments that find all."""
+def gaps_without_misses(experts: ForgetfulExperts, model: Model) -> dict[str, float | None]:
+    """Return the shares of device gaps over 5 us in steps by segments that find all."""
     if model.device.type != "cuda":
-        return None
+        return {"gap_share": None, "gap_share_of_tokens": None}
     bench = bench_of(experts, model, "segment")
     bench.token(())
 
@@ -204,13 +206,23 @@ def gaps_without_misses(experts: ForgetfulExperts, model: Model) -> float | None
         bench.runner.expect(token)
         bench.runner.step(token)
 
+    def token() -> None:  # as a session does it
+        drawn = bench.runner.drawn()
+        bench.runner.expect(drawn)
+        bench.runner.step(drawn, Sampling(seed=1))
+
     for _ in range(5):
         step()
     steps = [spans_of(step) for _ in range(10)]
+    bench.runner.step(0, Sampling(seed=1))
+    for _ in range(5):
+        token()
+    tokens = spans_of(token, 10)
     bench.runner.finish()
     gaps = ", ".join(f"{gap:.0f} at {at:.0f}" for at, gap in gaps_of(steps[-1]))
     say(f"gaps of a step without misses, us: {gaps}")
-    return round(statistics.mean(map(gap_share, steps)), 4)
+    within = statistics.mean(map(gap_share, steps))
+    return {"gap_share": round(within, 4), "gap_share_of_tokens": round(gap_share(tokens), 4)}
 
 
 def with_misses(

@@ -45,6 +45,10 @@ MATRICES = {
     "wq_a": (1280, 5120, True, 1),
     "wq_b": (32768, 1280, True, 1),
     "wkv": (512, 5120, True, 1),
+    "wq_a_wkv": (1792, 5120, True, 1),  # as a step launches the two
+    "index_wq_b": (4096, 1280, True, 1),
+    "index_weights": (32, 5120, False, 1),
+    "compressor": (1024, 5120, False, 1),
     "wo_a": (8192, 4096, True, 8),
     "wo_b": (5120, 8192, True, 1),
     "shared_gate_up": (4608, 5120, True, 1),
@@ -67,7 +71,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print(json.dumps({"skipped": "no GPU"}))
         return 0
-    n_layers, repeats = (min(args.layers, 8), 3) if args.quick else (args.layers, 7)
+    n_layers, repeats = (min(args.layers, 8), 5) if args.quick else (args.layers, 7)
     if not 0 <= args.miss_rate <= n_layers:
         parser.error(f"--miss-rate {args.miss_rate}: wanted 0 to {n_layers}, one a layer")
     found = {"layers": n_layers, **ceilings(repeats)}

@@ -112,23 +112,26 @@ class Connection:
         self.check()
         while True:
             left_ms = deadline.left_ms
-            frame = self._next_frame() if left_ms > SLICE_MS else self._polled_frame(left_ms)
+            if self.spins:
+                frame = self._spun_frame(min(left_ms, SLICE_MS))
+            else:
+                frame = self._next_frame() if left_ms > SLICE_MS else self._polled_frame(left_ms)
             message = self._read(frame) if frame is not None else None
             if message is not None or deadline.left_ms == 0:
                 return message
 
     def _next_frame(self) -> bytes | None:
         """What comes within SLICE_MS."""
-        if self.spins:
-            return self._spun_frame()
         try:
             return self._take_frame(0)
         except zmq.Again:
             return self._polled_frame(0)
 
-    def _spun_frame(self) -> bytes | None:
-        """The same, looked for without a pause; other threads may run between two looks."""
-        end = time.monotonic() + SLICE_MS / 1000
+    def _spun_frame(self, wait_ms: int) -> bytes | None:
+        """What comes within wait_ms, looked for without a pause; other threads may run between two
+        looks.
+        """
+        end = time.monotonic() + wait_ms / 1000
         frame = self._polled_frame(0)
         while frame is None and time.monotonic() < end:
             frame = self._polled_frame(0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -41,9 +42,9 @@ def test_check_in_runs_what_make_test_runs():
 @pytest.mark.parametrize(
     ("apt_get", "words"),
     [
-        ("sleep 60", "no chromium after 2 s"),  # a mirror that says nothing
-        ("exit 100", "no chromium after 0 s"),  # no network
-        ("case $* in *download*) ;; *' install '*) exit 1;; esac", "no systemd after 0 s"),
+        ("sleep 60", r"no chromium after [23] s"),  # a mirror that says nothing
+        ("exit 100", r"no chromium after [01] s"),  # no network
+        ("case $* in *download*) ;; *' install '*) exit 1;; esac", r"no systemd after [01] s"),
         ("exit 0", ""),
     ],
 )
@@ -66,7 +67,8 @@ def test_tools_that_cannot_be_installed_neither_fail_nor_hold_up_a_check_in(
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - began < 15
     assert "installs the Debian packages systemd chromium, in 2 s at most" in done.stdout
-    assert (words in done.stdout) if words else done.stdout.count("\n") == 1
+    # A whole second may end in between.
+    assert re.search(words, done.stdout) if words else done.stdout.count("\n") == 1
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make here")

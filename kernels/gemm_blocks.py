@@ -39,12 +39,15 @@ def _gemm_blocks_kernel(
     tl.store(at, y, mask=(source < m)[None, :] & (row < n)[:, None])
 
 
-def gemm_blocks(x: Tensor, weight: Tensor, name: str, *, out: Tensor | None = None) -> Tensor:
+def gemm_blocks(
+    x: Tensor, weight: Tensor, name: str, *, plain: bool = False, out: Tensor | None = None
+) -> Tensor:
     """Multiply rows, rounded to tiled blocks, with a matrix as it is stored: x . weight^T.
 
     x        [M, k] bf16 or f32, contiguous
     weight   [n, bytes of k values] u8: rows of blocks of the format `name`; on a GPU it begins at a
              multiple of 16 bytes
+    plain    takes the body without inline PTX on a GPU too, for comparison
     returns  [M, n] f32, in `out` where given
 
     A GPU must have byte products (`device.has_byte_products`). Raises ValueError on a shape, dtype
@@ -64,7 +67,7 @@ def gemm_blocks(x: Tensor, weight: Tensor, name: str, *, out: Tensor | None = No
         _gemm_blocks_kernel[(triton.cdiv(n, _ROWS), triton.cdiv(m, pairs))](
             weight, *tiled_rows(x, FORMS[name], spare=pairs), out, m, n,
             FORMAT=name, BYTES=UNITS[name].block_bytes, ROW_BYTES=weight.shape[1], K=k,
-            ROWS=_ROWS, PAIRS=pairs, PTX=speaks_ptx(x.device),
+            ROWS=_ROWS, PAIRS=pairs, PTX=speaks_ptx(x.device) and not plain,
         )  # fmt: skip
     return out
 

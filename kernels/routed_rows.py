@@ -146,7 +146,8 @@ def routed_rows(
     pointers  [3, G] i64 addresses of gate, up and down; 0 for an absent expert
     shape     how an expert lies: fp4, or rows of GGUF blocks in formats of `gemm_blocks.FORMS`
     dtype     what each product is rounded to: bf16 or f32
-    plain     takes fp4's bodies without tensor cores on any GPU, for comparison
+    plain     takes fp4's bodies without tensor cores on any GPU, and those for blocks without
+              inline PTX, for comparison
     returns   [R, hidden] `dtype`, in `parts` where given; zeros for absent experts
 
     Rows are rounded before each product: to fp8 for fp4, else to tiled blocks (`tiled_rows.py`).
@@ -175,7 +176,7 @@ def routed_rows(
     if isinstance(shape, BlockShape):
         from .routed_rows_blocks import launch_blocks  # noqa: PLC0415  imports this module
 
-        launch_blocks(x, tokens, weights, starts, pointers, parts, shape, limit)
+        launch_blocks(x, tokens, weights, starts, pointers, parts, shape, limit, plain=plain)
     elif has_warpgroup_products(x.device) and not plain:
         from .routed_rows_layouts import launch_layouts  # noqa: PLC0415  wants a GPU's compiler
 

@@ -108,8 +108,10 @@ def launch_blocks(
     parts: Tensor,
     shape: BlockShape,
     limit: float,
+    *,
+    plain: bool = False,
 ) -> None:
-    """Fill `parts` [R, hidden] with each pair's output."""
+    """Fill `parts` [R, hidden] with each pair's output; plain: without inline PTX."""
     n_groups = pointers.shape[1]
     tiles = device_tiles(starts, PAIRS, x.device)
     activated = torch.empty((len(tokens), shape.width), dtype=parts.dtype, device=x.device)
@@ -117,7 +119,7 @@ def launch_blocks(
     for form in {FORMS[shape.gate], FORMS[shape.up]}:
         rows[form] = tiled_rows(x, form, tokens, spare=PAIRS[-1])
     common = {"HIDDEN": shape.hidden, "WIDTH": shape.width, "BF16": parts.dtype == torch.bfloat16}
-    common["PTX"] = speaks_ptx(x.device)
+    common["PTX"] = speaks_ptx(x.device) and not plain
     for size, found in tiles.items():
         _block_rows_gate_up_kernel[(triton.cdiv(shape.width, ROWS[size]), len(found))](
             *rows[FORMS[shape.gate]], *rows[FORMS[shape.up]],

@@ -12,7 +12,6 @@ their sources. A Touch changes no slot. One thread uses it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -22,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from compute.model.sources import ExpertMatrices, Resident
+from compute.processors import n_processors
 from protocol.wire.client import ExpertClient
 from protocol.wire.messages import Added, Drop
 
@@ -74,8 +74,7 @@ class DeviceExperts(MissClient):
         self._uncounted: NDArray[np.uint16] | None = None  # the same, told by now
         self._begins_beside = False  # whether the request in hand has copies begin behind it
         self._rest: Callable[[], Hints] | None = None  # tells what goes behind it as hints
-        n_processors = len(os.sched_getaffinity(0))
-        client.spins = places.device.type == "cuda" and n_processors >= _SPARE_PROCESSORS
+        client.spins = places.device.type == "cuda" and n_processors() >= _SPARE_PROCESSORS
         super().__init__(client, shapes, waiting, places.device)
 
     def close(self) -> None:

@@ -76,6 +76,16 @@ def test_products_of_real_sizes_equal_the_reference(name: str, n: int, k: int) -
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rows", [1, 8, 33, 100])
+def test_both_bodies_give_the_same_bits(name: str, rows: int) -> None:
+    weight = random_blocks(name, 96, 768).cuda()
+    x = torch.randn(rows, 768, generator=torch.Generator().manual_seed(rows)).cuda()
+    one, other = (gemm_blocks.gemm_blocks(x, weight, name, plain=plain) for plain in (False, True))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
 def test_a_row_has_the_same_bits_alone_and_among_others(name: str) -> None:
     weight = random_blocks(name, 1280, 2304).cuda()
     x = torch.randn(100, 2304).cuda()

@@ -53,14 +53,16 @@ class Case:
         moved = self.pointers - self.slots.data_ptr() + slots.data_ptr()
         return torch.where(self.pointers == 0, 0, moved).to(slots.device)
 
-    def found(self, device: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    def found(
+        self, device: str, dtype: torch.dtype = torch.float32, *, plain: bool = False
+    ) -> Tensor:
         slots = self.slots.to(device)
         parts = torch.full(
             (len(self.tokens), self.shape.hidden), float("nan"), dtype=dtype, device=device
         )
         found = routed_rows(
             self.x.to(device), self.tokens.to(device), self.weights.to(device), self.starts,
-            self.pointers_to(slots), self.shape, LIMIT, dtype=dtype, parts=parts,
+            self.pointers_to(slots), self.shape, LIMIT, dtype=dtype, parts=parts, plain=plain,
         )  # fmt: skip
         assert found is parts
         return found.cpu()
@@ -110,6 +112,14 @@ def test_parts_of_groups_of_all_sizes_equal_the_reference(
 def test_parts_of_any_number_of_pairs_equal_the_reference(mix: str) -> None:
     case = Case(BlockShape(512, 256, *MIXES[mix]), range(1, 34), 40)
     assert_close(case.found("cuda"), case.wanted())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mix", sorted(MIXES))
+def test_both_bodies_give_the_same_bits(mix: str) -> None:
+    case = Case(BlockShape(512, 256, *MIXES[mix]), [1, 8, 33, 70], 80)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(case.found("cuda", dtype), case.found("cuda", dtype, plain=True))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -56,8 +56,11 @@ class MortalDaemon(ArenaDaemon):
         self.events.append("resync")
 
     def miss(self, layer: int, experts: Sequence[int], **more: Any) -> Any:
-        """As ArenaDaemon's."""
+        """As ArenaDaemon's; in "answer" it dies once the request has left."""
         self._calls("miss")
+        if self.dies_in == "answer":
+            more["meanwhile"]()
+            self._calls("answer")
         return super().miss(layer, experts, **more)
 
     def changes(self) -> list[Any]:

@@ -92,6 +92,30 @@ def test_nothing_reads_the_arena_between_a_loss_and_the_whole_table(
     assert "launch" not in daemon.events[lost:back]
 
 
+@pytest.mark.parametrize("found_in", ["miss", "answer"])
+@pytest.mark.parametrize("mode", ["segment", "layer", "oracle"])
+@pytest.mark.parametrize("new_arena", [False, True])
+def test_a_request_that_was_not_answered_is_asked_of_the_next_daemon(
+    mode: str, found_in: str, new_arena: bool
+) -> None:
+    eager = make_rig(mode="eager")
+    made, daemon = mortal_rig(new_arena=new_arena, n_device=10, mode=mode, boundaries="whole")
+    for one in (eager, made):
+        one.prefill(PROMPT)
+    ids = made.greedy(3)
+    for expert in range(demo().config.n_experts):
+        daemon.drop(4, expert)
+    made.experts.take_changes()
+    note_launches(made)
+    daemon.events.clear()
+    daemon.dies_in = found_in
+    ids += made.greedy(3, ids[-1])
+    assert ids == eager.greedy(6)
+    assert same_state(made, eager)
+    lost, back = daemon.events.index("lost"), daemon.events.index("resync")
+    assert "launch" not in daemon.events[lost:back]
+
+
 def test_a_model_without_engrams_finds_its_lost_daemon_before_it_launches(tmp_path: Path) -> None:
     write_fake_checkpoint(tmp_path, text_config={"engram_layer_ids": []})
     checkpoint = open_checkpoint(tmp_path)

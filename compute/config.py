@@ -111,7 +111,7 @@ COMPUTE_OPTIONS = {
         word(SIDE_STREAMS), None, "run the shared expert beside the routed ones", SIDE_STREAMS
     ),
     "device_cache": Option(
-        parse_size, "SIZE", "experts kept in a GPU's own memory; 0 reads all in place"
+        parse_size, "SIZE", "experts kept in a GPU's own memory; 0: new tokens read all in place"
     ),
     "graph_log": Option(switch, None, "print counts of graphs, and a line a miss"),
     "trace_hash": Option(switch, None, "print hashes of the streams after every segment"),

@@ -28,7 +28,7 @@ def device(gpus: tuple[GpuFacts, ...], cuda: str | None) -> Iterator[Check]:
         yield Check(name, "ok", f"{gpu.name}, compute capability {gpu.capability}")
         yield _driver(f"{name} driver", gpu, cuda)
         if gpu.is_unified:
-            yield Check(f"{name} memory", "ok", "unified: it reads the arena in place")
+            yield Check(f"{name} memory", "ok", "unified: new tokens read the arena in place")
             continue
         size = format_size(gpu.memory_bytes)
         found = f"discrete, {size}: the most used experts go there, the arena is the second tier"

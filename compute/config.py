@@ -91,7 +91,7 @@ COMPUTE_OPTIONS = {
     "context": Option(
         count(1, 2**24), "N", "most tokens, prompt included (default: 4096 or the model's limit)"
     ),
-    "chunk": Option(count(1, 2**16), "N", "prompt tokens computed at once"),
+    "chunk": Option(count(1, 2**15), "N", "prompt tokens computed at once"),
     "threads": Option(count(0, 1024), "N", "CPU threads of one operator; 0 suits the model"),
     "arena": Option(parse_size, "SIZE", 'cap on the experts\' shared memory, such as "96GiB"'),
     "read_threads": Option(count(1, 64), "N", "reader threads of a daemon that is started here"),

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from protocol.arena.layout import ArenaView
 from protocol.errors import ConfigError
 
+WAIT_S = 60.0  # for one chunk, which takes some 0.15 s
 CHUNK_BYTES = 1 << 30  # at least, of a whole number of huge pages
 _READ_ONLY = 0x08  # cudaHostRegisterReadOnly
 _ALREADY = 712  # cudaErrorHostMemoryAlreadyRegistered
@@ -119,7 +120,7 @@ class RegisteredArena:
                     raise self._failure
                 self._start()
                 assert self._thread is not None, f"slots {missing} are beyond the arena"
-                self._changed.wait()
+                self._await()
             self._wanted = []
         self.waited_s += time.perf_counter() - began
 
@@ -147,10 +148,15 @@ class RegisteredArena:
                 self._let_go(chunk)
             self._chunks.clear()
 
+    def _await(self) -> None:
+        """Wait for a chunk that is being registered. Raises ConfigError after WAIT_S."""
+        if not self._changed.wait(WAIT_S):
+            raise ConfigError(f"page-locking the arena: a chunk took more than {WAIT_S:g} s")
+
     def _let_go(self, chunk: _Chunk) -> None:
         """Unregister a chunk; one that is just being registered is waited for first."""
         while chunk.state == "registering":
-            self._changed.wait()
+            self._await()
         if chunk.state == "ready":
             assert self._registrar is not None
             self._registrar.unregister(self._base + self._rooms.end(chunk.first))

@@ -61,6 +61,7 @@ class ArenaDaemon:
         self._n_requests = 0
         self.shuffle: random.Random | None = None  # in its order reads end
         self.spoils = False  # whether a request costs every slot that it leaves open its bytes
+        self.once_spoiled: Callable[[int], None] = lambda _layer: None  # told the request's layer
         self.lost = ""
         self.events: list[str] = []  # what was asked and told, in order
         self.top_k_batch = config.top_k
@@ -105,6 +106,7 @@ class ArenaDaemon:
         before = self.applied
         if self.spoils:
             self._spoil_all_but(own)
+            self.once_spoiled(layer)
         absent = [expert for expert in experts if self.table[layer, expert] < 0]
         if self.shuffle is not None:
             self.shuffle.shuffle(absent)
@@ -209,13 +211,13 @@ class ArenaDaemon:
         return slot
 
     def _spoil_all_but(self, own: set[int]) -> None:
-        """Evict whoever is not named, and leave bytes behind that are scales of NaN."""
+        """Evict whoever is not named, and leave bytes behind whose products overflow."""
         for slot, owner in enumerate(self._owner):
             if owner is not None and slot not in own:
                 self._owner[slot] = None
                 self._set(owner, -1)
                 for name in PIECES:
-                    self.arena.piece(slot, name)[:] = bytes([255]) * len(
+                    self.arena.piece(slot, name)[:] = bytes([254]) * len(
                         self.arena.piece(slot, name)
                     )
 

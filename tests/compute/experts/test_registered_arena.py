@@ -131,6 +131,19 @@ def test_a_resize_touches_the_chunks_concerned_alone(daemon: ArenaDaemon) -> Non
     assert not registrar.registered
 
 
+def test_a_chunk_that_is_never_registered_is_not_waited_for_without_end(
+    daemon: ArenaDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registered_arena, "WAIT_S", 0.05)
+    registrar = SlowRegistrar()
+    arena = RegisteredArena(daemon.arena, 50, CPU, registrar)
+    with pytest.raises(ConfigError, match=r"a chunk took more than 0\.05 s"):
+        arena.wait_for([0])
+    with pytest.raises(ConfigError, match="a chunk took more"):
+        arena.close()
+    registrar.let.release(10)
+
+
 def test_a_registration_that_fails_is_an_error_for_whoever_needs_it(daemon: ArenaDaemon) -> None:
     arena = RegisteredArena(daemon.arena, 200, CPU, SlowRegistrar(held=False, fails_at=0))
     with pytest.raises(ConfigError, match="CUDA error 2"):

@@ -20,12 +20,11 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from compute.experts.device_experts import DeviceExperts
 from compute.model.model import Model
 from compute.model.sequence import Sequence
-from compute.sampler import Sampling, draw_numbers
+from compute.sampler import Sampling
 from protocol.errors import ConfigError, ShardError
 
 from .decode_step import DecodeStep
@@ -34,6 +33,7 @@ from .guess_writer import GuessWriter
 from .hashes import Trace
 from .headers import Headers
 from .launches import BY_LAYER, Launches
+from .next_id import NextId
 from .recording import GraphCounters
 from .route_check import RouteCheck
 from .row_feed import RowFeed
@@ -100,10 +100,7 @@ class Runner:
         self._tracer = tracer
         self._timer = timer
         self._log = log
-        pinned = model.device.type == "cuda"
-        self._likeliest = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
-        self._draw_numbers = self._step.buffers.staged_numbers.numpy().view(np.uint64)
-        self._sampling: Sampling | None = None  # of the id after the token
+        self._next_id = NextId(self._step.buffers, self._launches)
         self._steps = 0
         self._expected = -1  # the token whose rows are asked for
 
@@ -130,20 +127,11 @@ class Runner:
 
     def likeliest(self) -> int:
         """Return the id of the last step's largest logit. Raises ShardError on a NaN."""
-        return self._found(self._likeliest)
+        return self._next_id.likeliest()
 
     def drawn(self) -> int:
         """Return the id that the last step drew, as it was told to. Raises ShardError on a NaN."""
-        return self._found(self._step.buffers.drawn)
-
-    def _found(self, found: Tensor) -> int:
-        token, is_nan = found.tolist()
-        if is_nan:
-            raise ShardError(
-                f"position {self.sequence.position}: the logit of id {token} is NaN; "
-                "check the weights"
-            )
-        return int(token)
+        return self._next_id.drawn()
 
     def expect(self, token: int) -> None:
         """Ask for the Engram rows of the token that `step` will take in next."""
@@ -165,7 +153,7 @@ class Runner:
         if self._expected != token:
             self.expect(token)
         self._expected = -1
-        self._sampling = sampling
+        self._next_id.expect(sequence.position, sampling)
         if self._timer is not None:
             self._timer.begin(sequence.position)
         self._launches.begin()
@@ -304,8 +292,7 @@ class Runner:
         if self._step.ahead is not None:
             self._step.ahead.read(first, end)
         if end == self._config.n_layers:
-            self._likeliest.copy_(self._step.buffers.likeliest, non_blocking=True)
-            self._draw()
+            self._next_id.launch()
         with nullcontext() if self._timer is None else self._timer.waiting():
             found = self._headers.first_flagged(first, end, self._has_ended)
             if (found < 0 and end == self._config.n_layers) or self._is_watched:
@@ -316,13 +303,6 @@ class Runner:
             # By the input of the last layer that has a true one: a flagged layer's is true.
             self._foresight.tell(found if found >= 0 else end - 1, end)
         return found
-
-    def _draw(self) -> None:
-        """Launch the draw of the next id behind the head, so that no wait of its own is needed."""
-        if self._sampling is not None:
-            numbers = draw_numbers(self._sampling, self.sequence.position + 1)
-            self._draw_numbers[:] = numbers
-            self._launches.draw(filtered=numbers.is_filtered)
 
     @property
     def _is_watched(self) -> bool:

@@ -11,8 +11,6 @@ object as the last line.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
@@ -27,6 +25,7 @@ from torch import Tensor
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.parts_report import report_parts
 from bench.timing import seconds
 from compute.host_draw import DrawNumbers
 from compute.host_draw import draw as host_draw
@@ -97,24 +96,5 @@ def _on_host(choose: Callable[[], object], repeats: int) -> float:
     return 1000 * statistics.median(times)
 
 
-def main() -> int:
-    """Print each figure, and all of them as one JSON object."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=7, help="replays, of which the median counts"
-    )
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        print(json.dumps({"skipped": "no GPU"}))
-        return 0
-    found = draw_parts(args.repeats)
-    for name, value in found.items():
-        print(f"{name:28} {value:8.3f}")
-    print(json.dumps({name: round(value, 3) for name, value in found.items()}))
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(report_parts(__doc__, draw_parts, 3))

@@ -9,8 +9,6 @@ launch adds to a captured step. Prints one JSON object as the last line.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from torch import Tensor
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.parts_report import report_parts
 from kernels.engram_gate import engram_gate
 from kernels.engram_rows import engram_rows
 from kernels.index_keys import index_keys
@@ -128,24 +127,5 @@ def _selection_parts(n_rows: int) -> dict[str, Launch]:
     }
 
 
-def main() -> int:
-    """Print each figure, and all of them as one JSON object."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=7, help="replays, of which the median counts"
-    )
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        print(json.dumps({"skipped": "no GPU"}))
-        return 0
-    found = index_parts(args.repeats)
-    for name, value in found.items():
-        print(f"{name:28} {value:8.2f}")
-    print(json.dumps({name: round(value, 3) for name, value in found.items()}))
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(report_parts(__doc__, index_parts, 2))

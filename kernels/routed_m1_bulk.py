@@ -26,19 +26,10 @@ from .early_launch_layouts import join_previous
 from .formats.k_expert import BlockShape
 from .gated_groups import bf16_bits, gated_sums, store_group
 from .routed_m1_buffers import RoutedBuffers
+from .shared_slices import reserve
 
 # A thread's, for two programs and for three on a multiprocessor.
 _GATE_UP_REGISTERS, _DOWN_REGISTERS = 128, 80
-
-
-@gluon.jit
-def _reserve(SLICES: gl.constexpr, WARPS: gl.constexpr):
-    """Allocate shared memory from `global_smem` on."""
-    memory = gl.allocate_shared_memory(
-        gl.int32, [SLICES, 1, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    )
-    line: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, WARPS], [1, 0])
-    memory.index(SLICES - 1).store(gl.full([1, 64], 0, gl.int32, line))
 
 
 @gluon.jit
@@ -62,7 +53,7 @@ def _bulk_gate_up_kernel(
     gate_at, up_at = gl.load(pointers + expert), gl.load(pointers + n_experts + expert)
     if (gate_at == 0) | (up_at == 0):  # of both: so both loads are on their way
         return
-    _reserve(SLICES, WARPS)
+    reserve(SLICES, WARPS)
     line: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     thread = gl.arange(0, 32 * WARPS, layout=line)
     more = (group * 32).to(gl.int64) * ROW_BYTES
@@ -90,7 +81,7 @@ def _bulk_down_kernel(
     if at == 0:
         join_previous(EARLY)
         return
-    _reserve(SLICES, WARPS)
+    reserve(SLICES, WARPS)
     line: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     thread = gl.arange(0, 32 * WARPS, layout=line)
     at += (group * ROWS).to(gl.int64) * ROW_BYTES

@@ -19,6 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .early_launch import early
+from .shared_slices import reserve
 from .warp_ptx import WarpPtx
 
 ROWS = 3  # of the matrix, a program: 384 rows are 128 programs, one for each multiprocessor
@@ -69,22 +70,12 @@ class RowPlan(NamedTuple):
 
 
 @gluon.jit
-def _reserve(SLICES: gl.constexpr, WARPS: gl.constexpr):
-    """Allocate shared memory from `global_smem` on."""
-    memory = gl.allocate_shared_memory(
-        gl.int32, [SLICES, 1, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    )
-    line: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, WARPS], [1, 0])
-    memory.index(SLICES - 1).store(gl.full([1, 64], 0, gl.int32, line))
-
-
-@gluon.jit
 def _router_rows_kernel(
     x, weight, out, n, stride,
     K: gl.constexpr, ROWS: gl.constexpr, SLICES: gl.constexpr, CHAINS: gl.constexpr,
     WARPS: gl.constexpr,
 ):  # fmt: skip
-    _reserve(SLICES, WARPS)
+    reserve(SLICES, WARPS)
     line: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     thread = gl.arange(0, 32 * WARPS, layout=line)
     first = gl.program_id(0) * ROWS

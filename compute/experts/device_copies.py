@@ -105,7 +105,8 @@ class DeviceCopies:
         self.take_ended()
         slots = {copy.source for copy in self._under_way}
         if chosen:
-            slots.update(self._slot_of(each.key) for each in self._chosen if self._can_begin(each))
+            keys = (each.key for each in self._chosen)
+            slots.update(self._slot_of(key) for key in keys if self._is_readable(key))
         return sorted(slots)
 
     def take_ended(self) -> None:
@@ -140,7 +141,7 @@ class DeviceCopies:
 
     def _begin(self, promotion: Promotion) -> None:
         """Begin a copy; the victim's entry has left the table before, on the launching stream."""
-        if not self._can_begin(promotion):
+        if not self._is_readable(promotion.key):  # retired since it was chosen
             self._cache.abandon(promotion)
             return
         assert self._arena is not None
@@ -158,10 +159,6 @@ class DeviceCopies:
                 done = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 done.record()
         self._under_way.append(_Copy(promotion, source, done))
-
-    def _can_begin(self, promotion: Promotion) -> bool:
-        """Whether its source is there: it may have been retired since it was chosen."""
-        return self._is_readable(promotion.key)
 
     def _finish(self, copy: _Copy) -> None:
         """Enter a copy that has ended, unless its key moved meanwhile."""

@@ -145,7 +145,7 @@ class MissClient(ArenaLink):
         self._lost_since = None
         self.io.bytes_read += part.n_bytes
         if not self._apply(part.from_version, part.to_version, part.changes):
-            self._apply_last(stream.close())  # what is left is asked for again
+            stream.close()  # the whole table came: what is left is asked for again
             return []
         self.check_cancelled()  # then some may have come back as CANCELLED
         if part.errors:

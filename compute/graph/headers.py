@@ -52,18 +52,17 @@ class Headers:
 
     def _await(self, layer: int, has_ended: Callable[[], bool]) -> None:
         looks, late = 0, time.monotonic() + WAIT_S
-        while not self.has_come(layer):
+        while not self._has_come(layer):
             looks += 1
             if looks % _LOOKS:
                 continue
             time.sleep(0)  # lets go of the interpreter
-            if has_ended() and not self.has_come(layer):
+            if has_ended() and not self._has_come(layer):
                 raise ShardError(f"layer {layer}: the device ended without its header")
             if time.monotonic() > late:
                 raise ShardError(f"layer {layer}: waited {WAIT_S:g} s for its header")
 
-    def has_come(self, layer: int) -> bool:
-        """Whether all of the layer's header is there."""
+    def _has_come(self, layer: int) -> bool:
         row = self._rows[layer]
         return bool(row[0] != _NOT_YET) and not (row == _NOT_YET).any()
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from compute.host_draw import DrawNumbers, draw
 from compute.sampler import Sampling, draw_numbers
-from tests.support.plain_draws import SIZES, hard_cases, hard_row, plain_draw, weights_of
-
-FLOATS = st.floats(width=32, allow_nan=False)
-FEW = st.sampled_from([-2.0, -0.0, 0.0, 0.5, 1.0, 3.0, float("-inf")])
+from tests.support.plain_draws import (
+    ANY_DRAW,
+    SIZES,
+    Row,
+    hard_cases,
+    hard_row,
+    plain_draw,
+    weights_of,
+)
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -29,19 +33,11 @@ def test_more_ids_than_are_sorted_at_first() -> None:
 
 
 @settings(deadline=None, max_examples=300)
-@given(
-    st.one_of(st.lists(FLOATS, min_size=1, max_size=20), st.lists(FEW, min_size=1, max_size=40)),
-    st.floats(0, 100, exclude_min=True),
-    st.floats(1e-9, 1),
-    st.integers(0, 45),
-    st.one_of(st.just(0.0), st.floats(0, 1)),
-    st.integers(0, 2**64 - 1),
-)
+@given(ANY_DRAW)
 def test_any_draw_is_the_definitions(
-    values: list[float], temperature: float, top_p: float, top_k: int, min_p: float, seed: int
+    case: tuple[Row, DrawNumbers],
 ) -> None:
-    row = np.array(values, np.float32)
-    numbers = draw_numbers(Sampling(temperature, top_p, top_k, min_p, seed), 3)
+    row, numbers = case
     assert draw(row, numbers) == plain_draw(row, numbers)
 
 

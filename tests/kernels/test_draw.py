@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from compute.host_draw import DrawNumbers
@@ -18,7 +17,16 @@ from compute.sampler import Sampling, draw_numbers
 from kernels.draw import draw
 from kernels.likeliest import likeliest
 from kernels.reference import draw as reference
-from tests.support.plain_draws import FILTERS, KINDS, SIZES, Row, hard_cases, hard_row, weights_of
+from tests.support.plain_draws import (
+    ANY_DRAW,
+    FILTERS,
+    KINDS,
+    SIZES,
+    Row,
+    hard_cases,
+    hard_row,
+    weights_of,
+)
 
 INTERPRETED = pytest.param("cpu", marks=pytest.mark.interpreter)
 DEVICE = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -70,25 +78,13 @@ def test_hard_logits_are_drawn_from_as_by_the_reference(device: str, n: int) -> 
         assert drawn(row, numbers, device) == referred(row, numbers), numbers
 
 
-FLOATS = st.floats(width=32, allow_nan=False)
-FEW = st.sampled_from([-2.0, -0.0, 0.0, 0.5, 1.0, 3.0, float("-inf")])
-
-
 @pytest.mark.interpreter
 @settings(deadline=None, max_examples=40)
-@given(
-    st.one_of(st.lists(FLOATS, min_size=1, max_size=20), st.lists(FEW, min_size=1, max_size=40)),
-    st.floats(0, 100, exclude_min=True),
-    st.floats(1e-9, 1),
-    st.integers(0, 45),
-    st.one_of(st.just(0.0), st.floats(0, 1)),
-    st.integers(0, 2**64 - 1),
-)
+@given(ANY_DRAW)
 def test_any_draw_of_the_kernels_is_the_references_and_the_hosts(
-    values: list[float], temperature: float, top_p: float, top_k: int, min_p: float, seed: int
+    case: tuple[Row, DrawNumbers],
 ) -> None:
-    row = np.array(values, np.float32)
-    numbers = draw_numbers(Sampling(temperature, top_p, top_k, min_p, seed), 3)
+    row, numbers = case
     assert drawn(row, numbers, "cpu") == referred(row, numbers) == [host_draw(row, numbers), 0]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from compute.host_draw import DrawNumbers
 from compute.sampler import Sampling, draw_numbers
@@ -87,3 +88,17 @@ def hard_cases(n: int) -> Iterator[tuple[Row, DrawNumbers]]:
         row = hard_row(kind, n)
         for place, sampling in enumerate(FILTERS):
             yield row, draw_numbers(sampling, 100 * number + place)
+
+
+_FLOATS = st.floats(width=32, allow_nan=False)
+_FEW = st.sampled_from([-2.0, -0.0, 0.0, 0.5, 1.0, 3.0, float("-inf")])
+# Any logits, few kinds of them too, and what is drawn from them with.
+ANY_DRAW = st.builds(
+    lambda values, *wishes: (np.array(values, np.float32), draw_numbers(Sampling(*wishes), 3)),
+    st.one_of(st.lists(_FLOATS, min_size=1, max_size=20), st.lists(_FEW, min_size=1, max_size=40)),
+    st.floats(0, 100, exclude_min=True),
+    st.floats(1e-9, 1),
+    st.integers(0, 45),
+    st.one_of(st.just(0.0), st.floats(0, 1)),
+    st.integers(0, 2**64 - 1),
+)

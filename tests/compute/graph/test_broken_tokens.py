@@ -65,6 +65,20 @@ def same_state(one: Rig, other: Rig) -> bool:
     return all(map(np.array_equal, one.state(), other.state()))
 
 
+def check_loss(made: Rig, daemon: MortalDaemon, eager: Rig, ids: list[int], found_in: str) -> None:
+    """Go on from `ids` with a daemon that dies: as `eager`, which has not begun, and no launch
+    stands between the loss and the whole table.
+    """
+    note_launches(made)
+    daemon.events.clear()
+    daemon.dies_in = found_in
+    ids = ids + made.greedy(3, ids[-1])
+    assert ids == eager.greedy(6)
+    assert same_state(made, eager)
+    lost, back = daemon.events.index("lost"), daemon.events.index("resync")
+    assert "launch" not in daemon.events[lost:back]
+
+
 @pytest.mark.parametrize(
     ("settings", "found_in", "new_arena"),
     [
@@ -82,14 +96,7 @@ def test_nothing_reads_the_arena_between_a_loss_and_the_whole_table(
     for one in (eager, made):
         one.prefill(PROMPT)
     ids = made.greedy(3)
-    note_launches(made)
-    daemon.events.clear()
-    daemon.dies_in = found_in
-    ids += made.greedy(3, ids[-1])
-    assert ids == eager.greedy(6)
-    assert same_state(made, eager)
-    lost, back = daemon.events.index("lost"), daemon.events.index("resync")
-    assert "launch" not in daemon.events[lost:back]
+    check_loss(made, daemon, eager, ids, found_in)
 
 
 @pytest.mark.parametrize("found_in", ["miss", "answer"])
@@ -106,14 +113,7 @@ def test_a_request_that_was_not_answered_is_asked_of_the_next_daemon(
     for expert in range(demo().config.n_experts):
         daemon.drop(4, expert)
     made.experts.take_changes()
-    note_launches(made)
-    daemon.events.clear()
-    daemon.dies_in = found_in
-    ids += made.greedy(3, ids[-1])
-    assert ids == eager.greedy(6)
-    assert same_state(made, eager)
-    lost, back = daemon.events.index("lost"), daemon.events.index("resync")
-    assert "launch" not in daemon.events[lost:back]
+    check_loss(made, daemon, eager, ids, found_in)
 
 
 def test_a_model_without_engrams_finds_its_lost_daemon_before_it_launches(tmp_path: Path) -> None:

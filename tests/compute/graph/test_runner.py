@@ -23,6 +23,17 @@ def same_state(one: Rig, other: Rig) -> bool:
     return all(np.array_equal(left, right) for left, right in pairs)
 
 
+def rig_without_a_pick(layer: int) -> tuple[Rig, np.ndarray]:
+    """Return a rig that has taken 7 in and since lost a pick of the layer, and its picks."""
+    made = make_rig(mode="segment", boundaries="whole")
+    made.prefill(PROMPT)
+    made.runner.step(7)
+    picks = made.runner._headers.all_picks()
+    made.daemon.drop(layer, int(picks[layer, 0]))
+    made.experts.take_changes()
+    return made, picks
+
+
 def noted(call: Callable[..., Any], name: str, events: list[str]) -> Callable[..., Any]:
     """What does the same and notes that it did."""
 
@@ -144,12 +155,7 @@ def test_no_byte_depends_on_slots_that_a_request_leaves_open(device: str, n_devi
 
 
 def test_a_request_leaves_before_the_rest_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make_rig(mode="segment", boundaries="whole")
-    made.prefill(PROMPT)
-    made.runner.step(7)
-    picks = made.runner._headers.all_picks()
-    made.daemon.drop(3, int(picks[3, 0]))
-    made.experts.take_changes()
+    made, _ = rig_without_a_pick(3)
     runner, events = made.runner, made.daemon.events
     for owner, name in ((runner, "_wait"), (runner, "_expect"), (runner._launches, "again")):
         monkeypatch.setattr(owner, name, noted(getattr(owner, name), name.strip("_"), events))
@@ -217,12 +223,7 @@ def test_what_later_layers_miss_follows_the_request_as_hints(device: str) -> Non
 
 
 def test_all_picks_of_a_layer_that_are_not_on_the_device_are_asked_for() -> None:
-    made = make_rig(mode="segment", boundaries="whole")
-    made.prefill(PROMPT)
-    made.runner.step(7)
-    picks = made.runner._headers.all_picks()
-    made.daemon.drop(3, int(picks[3, 0]))
-    made.experts.take_changes()
+    made, picks = rig_without_a_pick(3)
     made.runner._step.sequence.position -= 1
     made.runner.step(7)
     (asked,) = made.daemon.asked

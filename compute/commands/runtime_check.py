@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import sys
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .children import DaemonInUse
 
 DEFAULT_TOKENS = 64
+FIRST_S = 20.0  # of the first way, the slowest of a dozen: so all of them take a few minutes
 MOST_TOKENS = 4096
 N_PROMPT = 9
 CPU_CACHE_BYTES = 4 << 30  # most bytes of a device cache where the CPU is the device
@@ -54,7 +56,8 @@ def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--tokens", metavar="N", type=int,
-        help=f"with --runtime: tokens of each way (default: {DEFAULT_TOKENS})",
+        help=f"with --runtime: tokens of each way (default: {DEFAULT_TOKENS}, or as many as the "
+        f"first way decodes in {FIRST_S:g} s)",
     )  # fmt: skip
     add_config_arguments(parser, OPTIONS)
 
@@ -68,6 +71,7 @@ def run_runtime(args: argparse.Namespace) -> int:
     from .children import daemon_in_use
 
     n_tokens = DEFAULT_TOKENS if args.tokens is None else args.tokens
+    seconds = FIRST_S if args.tokens is None else math.inf
     config = load_config(args, os.environ)
     checkpoint = open_checkpoint(resolve_model(config.model))
     most = min(MOST_TOKENS, checkpoint.config.max_positions - N_PROMPT)
@@ -77,7 +81,7 @@ def run_runtime(args: argparse.Namespace) -> int:
         config = replace(config, arena=_half_of_the_experts(checkpoint))
     with daemon_in_use(config, checkpoint.path, os.environ) as daemon:
         model = load_model(checkpoint, config)
-        outcomes = _compare(checkpoint, config, model, daemon, n_tokens, as_json=args.json)
+        outcomes = _compare(checkpoint, config, model, daemon, n_tokens, seconds, as_json=args.json)
     differing = [outcome for outcome in outcomes if outcome.difference]
     if args.json:
         rows = [asdict(outcome) for outcome in outcomes]
@@ -93,6 +97,7 @@ def _compare(
     model: Model,
     daemon: DaemonInUse,
     n_tokens: int,
+    seconds: float,
     *,
     as_json: bool,
 ) -> list[Outcome]:
@@ -131,6 +136,7 @@ def _compare(
         sizes=sizes_of(own.n_keys, own.top_k, _most_slots(checkpoint, config, model)),
         n_tokens=n_tokens,
         prompt=prompt,
+        seconds=seconds,
         tell=tell,
     )
 

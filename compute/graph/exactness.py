@@ -9,6 +9,7 @@ They are looked at when a token has ended, so that it goes as one does that nobo
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -25,6 +26,7 @@ from .step_buffers import StepBuffers
 
 MODES = ("eager", "layer", "segment")
 ORACLE_TOKENS = 8
+LEAST_TOKENS = 8  # of a case that has little time
 
 OpenExperts = Callable[[int], AbstractContextManager[DeviceExperts]]  # of so many device slots
 Shuffle = Callable[[int | None], None]  # lets reads end in the order of a seed, None: as they do
@@ -99,12 +101,14 @@ def run_matrix(
     prompt: Sequence[int],
     shuffle: Shuffle | None = None,
     modes: Sequence[str] = MODES,
+    seconds: float = math.inf,
     tell: Callable[[Outcome], None] = lambda _outcome: None,
 ) -> list[Outcome]:
     """Return the outcome of every case, each told as it comes; the first is the reference.
 
     sizes    of the device cache, in slots; the smallest comes first
     shuffle  None where reads end as they like
+    seconds  after which the first case, the slowest, ends; the others take as many tokens
 
     Raises as the experts do.
     """
@@ -120,8 +124,10 @@ def run_matrix(
                     if shuffle is not None:
                         shuffle(len(outcomes) if is_shuffled else None)
                     n = min(n_tokens, ORACLE_TOKENS) if mode == "oracle" else n_tokens
-                    decoded, outcome = _run(model, experts, case, prompt, n, wanted)
-                    wanted = wanted or decoded
+                    end = time.perf_counter() + (seconds if wanted is None else math.inf)
+                    decoded, outcome = _run(model, experts, case, prompt, n, wanted, end)
+                    if wanted is None:
+                        wanted, n_tokens = decoded, max(1, len(decoded.ids))
                     outcomes.append(outcome)
                     tell(outcome)
     return outcomes
@@ -134,7 +140,9 @@ def _run(
     prompt: Sequence[int],
     n_tokens: int,
     wanted: Decoded | None,
+    end: float,
 ) -> tuple[Decoded, Outcome]:
+    """Decode `n_tokens` in one way; at least LEAST_TOKENS of them, and no more after `end`."""
     began, n_misses, decoded = time.perf_counter(), experts.io.misses, Decoded()
     context = len(prompt) + n_tokens
     sequence = ModelSequence(model.config, context, model.device, model.precision)
@@ -148,7 +156,9 @@ def _run(
     try:
         for token in prompt:
             take_in(token)
-        while len(decoded.ids) < n_tokens:
+        while len(decoded.ids) < n_tokens and (
+            len(decoded.ids) < LEAST_TOKENS or time.perf_counter() < end
+        ):
             decoded.ids.append(runner.likeliest())
             take_in(decoded.ids[-1])
     except ShardError as error:  # the oracle's own comparison is one of these

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from compute.experts.device_experts import DeviceExperts
-from compute.graph.exactness import Case, Outcome, run_matrix, sizes_of
+from compute.graph.exactness import LEAST_TOKENS, Case, Outcome, run_matrix, sizes_of
 from compute.graph.launches import Launches
 from compute.graph.runner import Runner
 from protocol.files.checkpoint import Checkpoint, open_checkpoint
@@ -21,7 +22,13 @@ PROMPT = [3, 911, 17]
 
 
 def matrix(
-    checkpoint: Checkpoint, device: str, n_tokens: int, *, sizes: list[int], share: float = 0.5
+    checkpoint: Checkpoint,
+    device: str,
+    n_tokens: int,
+    *,
+    sizes: list[int],
+    share: float = 0.5,
+    seconds: float = math.inf,
 ) -> list[Outcome]:
     """The matrix over an arena for a share of the experts, reads shuffled as well."""
     model = model_of(checkpoint, device)
@@ -40,7 +47,15 @@ def matrix(
         daemons[0].shuffle = None if seed is None else random.Random(seed)
 
     prompt = [token % model.config.vocab_size for token in PROMPT]
-    return run_matrix(model, opened, sizes=sizes, n_tokens=n_tokens, prompt=prompt, shuffle=shuffle)
+    return run_matrix(
+        model,
+        opened,
+        sizes=sizes,
+        n_tokens=n_tokens,
+        prompt=prompt,
+        shuffle=shuffle,
+        seconds=seconds,
+    )
 
 
 def all_same(outcomes: list[Outcome], n_tokens: int) -> bool:
@@ -64,6 +79,12 @@ def test_every_way_to_decode_gives_the_same_bits() -> None:
     assert len(outcomes) == 3 * (3 + 3 + 1)
     assert all(outcome.n_misses for outcome in outcomes if outcome.case.n_device < 256)
     assert {outcome.case.is_shuffled for outcome in outcomes} == {False, True}
+
+
+@pytest.mark.slow
+def test_where_time_is_short_every_way_takes_as_many_tokens_as_the_first() -> None:
+    outcomes = matrix(demo(), "cpu", 200, sizes=[0], share=1, seconds=0)
+    assert all_same(outcomes, LEAST_TOKENS)
 
 
 @pytest.mark.parametrize("spoiled", ["streams", "ids"])

@@ -68,8 +68,8 @@ class Launches:
             step.head()
 
     def again(self, layer: int, end: int, *, eagerly: bool = False) -> None:
-        """Launch from a layer's experts to a segment's end."""
-        if self._timer is not None:
+        """Launch from a layer's experts to a segment's end; eagerly: whatever the mode."""
+        if self._timer is not None and not eagerly:
             self._parts(layer, end, attends=False)
             return
         step, launch = self._step, _now if eagerly else self._launch

@@ -18,6 +18,10 @@ N_STEPS = 200
 MODES = ["eager", "layer", "segment"]
 # Greedy, and drawn in either way.
 SAMPLINGS = [None, Sampling(seed=2), Sampling(top_k=20, top_p=0.9, seed=3)]
+# A device cache of a quarter of the experts: copies go beside nearly every step.
+WAYS = pytest.mark.parametrize(
+    ("n_device", "sampling"), [(0, None), *((64, sampling) for sampling in SAMPLINGS)]
+)
 
 
 def launches_noted(rig: Rig) -> None:
@@ -154,9 +158,7 @@ def steps(made: Rig, n: int, token: int = 42, sampling: Sampling | None = None) 
     return token
 
 
-@pytest.mark.parametrize(
-    ("n_device", "sampling"), [(0, None), (64, None), (64, SAMPLINGS[1]), (64, SAMPLINGS[2])]
-)
+@WAYS
 @pytest.mark.parametrize("mode", MODES)
 def test_pythons_blocks_do_not_grow(mode: str, n_device: int, sampling: Sampling | None) -> None:
     """The loop's own: references that stand in for kernels on the CPU keep some for a while."""
@@ -180,10 +182,12 @@ def test_pythons_blocks_do_not_grow(mode: str, n_device: int, sampling: Sampling
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@WAYS
 @pytest.mark.parametrize("mode", MODES)
-def test_pythons_blocks_do_not_grow_on_a_device(mode: str, sampling: Sampling | None) -> None:
-    made = make_rig("cuda", mode=mode)
+def test_pythons_blocks_do_not_grow_on_a_device(
+    mode: str, n_device: int, sampling: Sampling | None
+) -> None:
+    made = make_rig("cuda", mode=mode, n_device=n_device)
     made.prefill(PROMPT)
     token = steps(made, 60, sampling=sampling)
     grown = []
@@ -200,12 +204,12 @@ def test_pythons_blocks_do_not_grow_on_a_device(mode: str, sampling: Sampling | 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@WAYS
 @pytest.mark.parametrize("mode", MODES)
 def test_a_steady_step_allocates_nothing_on_the_device(
-    mode: str, sampling: Sampling | None
+    mode: str, n_device: int, sampling: Sampling | None
 ) -> None:
-    made = make_rig("cuda", mode=mode)
+    made = make_rig("cuda", mode=mode, n_device=n_device)
     made.prefill(PROMPT)
     token = steps(made, 60, sampling=sampling)
     torch.cuda.synchronize()
@@ -222,11 +226,15 @@ def test_a_steady_step_allocates_nothing_on_the_device(
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("boundaries", ["auto", "whole"])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@WAYS
 def test_a_steady_step_waits_for_headers_alone(
-    mode: str, boundaries: str, sampling: Sampling | None, monkeypatch: pytest.MonkeyPatch
+    mode: str,
+    boundaries: str,
+    n_device: int,
+    sampling: Sampling | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = make_rig("cuda", mode=mode, boundaries=boundaries)
+    made = make_rig("cuda", mode=mode, boundaries=boundaries, n_device=n_device)
     made.prefill(PROMPT)
     token = steps(made, 20, sampling=sampling)
     waits, wait = [], Runner._wait

@@ -105,18 +105,26 @@ class Bench:
 
     def token(self, misses: Sequence[Key]) -> float:
         """Take one token in that picks these keys among others; its seconds."""
-        self._pick(misses)
         self.recent = [self.recent[-1], list(misses)]
+        token = self.prepare(misses)
+        self._wait()
+        began = time.perf_counter()
+        self.runner.step(token)
+        return time.perf_counter() - began
+
+    def prepare(self, must: Sequence[Key]) -> int:
+        """Bias the routers to these keys and others, and let the device know what was forgotten.
+
+        Returns the token to take in next.
+        """
+        self._pick(must)
         if self.runner.sequence.position >= CONTEXT - 1:
             self.runner.finish()
             self.runner.sequence.reset()
         token = self.drawn.randrange(self.model.config.vocab_size)
         self.runner.expect(token)
         self.experts.enter_moved()
-        self._wait()
-        began = time.perf_counter()
-        self.runner.step(token)
-        return time.perf_counter() - began
+        return token
 
     def forget(self, n_misses: int) -> list[Key]:
         """Drop keys of as many layers, ascending."""

@@ -155,8 +155,13 @@ def measured(checkpoint: Checkpoint, model: Model, args: argparse.Namespace) -> 
     }
 
 
-def make(checkpoint: Checkpoint, model: Model, client: ExpertClient) -> ForgetfulExperts:
-    """Return experts with room for all of them on the device."""
+def make(
+    checkpoint: Checkpoint,
+    model: Model,
+    client: ExpertClient,
+    kind: type[ForgetfulExperts] = ForgetfulExperts,
+) -> ForgetfulExperts:
+    """Return experts of a kind with room for all of them on the device."""
     layouts = checkpoint.slice_map.layouts
     places = ExpertTiers(
         expert_shapes(checkpoint),
@@ -167,7 +172,7 @@ def make(checkpoint: Checkpoint, model: Model, client: ExpertClient) -> Forgetfu
         model.device,
     )
     most = model.config.n_layers  # so that no rate of misses empties the device
-    return ForgetfulExperts(
+    return kind(
         client,
         expert_shapes(checkpoint),
         places,

@@ -8,8 +8,9 @@ measured in the same run. The roofline is the longer of the times that reading e
 once and multiplying every pair would take at those rates. --sweep tries other tiles, --profile
 lists the kernels of the layers. A layer's time is that of the clock on the wall, host and all, and
 beside it stands how long the device worked. --format q2k-q3k, q4k or q8_0 measures experts of GGUF
-blocks, without layers and other tiles. --tokens 8 --gemv 8 sends the layers' chunks of up to eight
-tokens through the kernels for single ones, to compare. Prints one JSON object as the last line.
+blocks, without layers and other tiles. --gemv N measures layers with chunks of 1, 2 ... N tokens as
+well, each by the kernels for chunks and by those for single tokens. Prints one JSON object as the
+last line.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.block_parts import FORMATS, random_blocks
 from bench.chunk_slots import Slots
 from bench.device_spans import busy_us, by_name, spans_of
-from bench.step import ceilings
-from bench.timing import wall_seconds
+from bench.timing import ceilings, wall_seconds
 from bench.whole_step import config_of, model_of, pieces_of, tiers_of
+from compute.model.model import Model
 from compute.model.precision import Precision
 from compute.model.routed_chunk import ChunkPlan
 from compute.model.sequence import Sequence as ModelSequence
@@ -69,7 +70,7 @@ def main() -> int:
     parser.add_argument("--sweep", action="store_true", help="try other tiles, measure no layers")
     parser.add_argument("--profile", action="store_true", help="list the kernels of the layers")
     parser.add_argument(
-        "--gemv", type=int, default=0, help="most tokens of a layer's chunk that go one by one"
+        "--gemv", type=int, default=0, help="most tokens of the chunks that go in both ways"
     )
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -81,14 +82,12 @@ def main() -> int:
     torch.cuda.empty_cache()
     with torch.inference_mode():
         is_fp4 = args.format == "fp4"
-        made = Experts() if is_fp4 else BlockExperts(args.format)
         tiles = SWEEP if args.sweep and is_fp4 else {"": {}}
-        found |= experts(made, chunks, repeats, found, tiles)
-        del made
+        found |= chunk_experts(args.format, chunks, repeats, found, tiles)
         torch.cuda.empty_cache()
         if is_fp4 and not args.sweep:
-            n_layers, gemv = 4 if args.quick else 8, args.gemv
-            found |= layers(chunks[0], n_layers, repeats, profiles=args.profile, gemv=gemv)
+            n_layers = 4 if args.quick else 8
+            found |= layers(chunks[0], n_layers, repeats, profiles=args.profile, gemv=args.gemv)
     print(json.dumps({name: round(value, 4) for name, value in found.items()}))
     return 0
 
@@ -155,14 +154,21 @@ class BlockExperts:
         self.pointers = torch.stack([m.data_ptr() + number * m.stride(0) for m in self.matrices])
 
 
-def experts(
-    made: Experts | BlockExperts,
+def chunk_experts(
+    kind: str,
     chunks: Sequence[int],
     repeats: int,
     rates: dict[str, float],
-    tiles: dict[str, dict[str, Any]],
+    tiles: dict[str, dict[str, Any]] | None = None,
 ) -> dict[str, float]:
-    """Return what a layer's routed experts take for chunks, and their share of the roofline."""
+    """Return what a layer's routed experts take for chunks, and their share of the roofline.
+
+    kind   format of the experts
+    rates  the ceilings: copy_tb_s, read_tb_s, bf16_tflops
+    tiles  constants to try, by name; None: those of the kernels
+    """
+    made = Experts() if kind == "fp4" else BlockExperts(kind)
+    tiles = tiles or {"": {}}
     found: dict[str, float] = {}
     for n_tokens in chunks:
         x = torch.randn(n_tokens, made.hidden, device="cuda", dtype=torch.bfloat16)
@@ -242,18 +248,12 @@ def layers(
     """Return what a layer takes of a first chunk, all experts on the device, routed evenly."""
     config = config_of(n_layers)
     model = model_of(config)
-    model.gemv_tokens = gemv
     tiers = tiers_of(config)
     slots = Slots(tiers, config.engram_row_bytes, pieces_of(config)[0])
-    ids = torch.randint(0, config.vocab_size, (n_tokens,)).tolist()
-
-    def forward() -> Tensor:
-        sequence = ModelSequence(config, n_tokens, model.device, Precision.HIGHWAY)
-        return model.forward(sequence, ids, slots, slots)
-
-    assert bool(forward().isfinite().all()), "the logits are not finite"
-    taken = wall_seconds(forward, min(repeats, 5))
-    spans = spans_of(forward)
+    forward = partial(forward_of, model, slots)
+    assert bool(forward(n_tokens).isfinite().all()), "the logits are not finite"
+    taken = wall_seconds(partial(forward, n_tokens), min(repeats, 5))
+    spans = spans_of(partial(forward, n_tokens))
     busy = busy_us(spans) / 1e6
     if profiles:
         for micros, count, name in by_name(spans)[:40]:
@@ -262,7 +262,7 @@ def layers(
         f"{n_tokens} tokens through {n_layers} layers and the head: {taken * 1e3:.1f} ms, "
         f"{busy * 1e3:.1f} ms of them the device, {len(spans)} launches"
     )
-    return {
+    found = {
         "layers": n_layers,
         "chunk_ms": taken * 1e3,
         "layer_ms": taken / n_layers * 1e3,
@@ -270,6 +270,27 @@ def layers(
         "layer_launches": len(spans) / n_layers,
         "tokens_s_of_40_layers": n_tokens / (taken / n_layers * 40),
     }
+    return found | both_ways(model, forward, gemv)
+
+
+def forward_of(model: Model, slots: Slots, n_tokens: int) -> Tensor:
+    """Take a first chunk of random ids through the layers; the logits after it."""
+    sequence = ModelSequence(model.config, n_tokens, model.device, Precision.HIGHWAY)
+    ids = torch.randint(0, model.config.vocab_size, (n_tokens,)).tolist()
+    return model.forward(sequence, ids, slots, slots)
+
+
+def both_ways(model: Model, forward: Callable[[int], object], most_tokens: int) -> dict[str, float]:
+    """Return the device's milliseconds a layer of small chunks, by either kind of kernels."""
+    found = {}
+    for n_tokens in range(1, most_tokens + 1):
+        for name, one_by_one in (("chunk", 0), ("gemv", n_tokens)):
+            model.gemv_tokens = one_by_one
+            forward(n_tokens)
+            busy = busy_us(spans_of(partial(forward, n_tokens))) / 1000 / model.config.n_layers
+            found[f"{name}_of_{n_tokens}_layer_device_ms"] = busy
+            print(f"{n_tokens} tokens by {name}: {busy:.3f} ms a layer")
+    return found
 
 
 if __name__ == "__main__":

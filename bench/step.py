@@ -5,7 +5,8 @@
 
 Weights of the released sizes are made on the device, more of each than its cache holds, and each
 part is replayed as one graph. The ceilings, a kernel that copies and one that only reads, are
-measured in the same run. With --miss-rate tokens with R misses are measured too, their experts read
+measured in the same run, and so are a chunk's experts beside torch's matrix product: see
+bench/prefill.py. With --miss-rate tokens with R misses are measured too, their experts read
 by a daemon from files under /var/tmp: see bench/miss_rate.py. Prints one JSON object as the last
 line.
 """
@@ -26,7 +27,8 @@ from bench import block_parts
 from bench.draw_parts import draw_parts
 from bench.in_place import in_place
 from bench.index_parts import index_parts
-from bench.timing import seconds
+from bench.prefill import chunk_experts, product_rate
+from bench.timing import ceilings, seconds
 from bench.whole_step import whole_step
 from kernels.attend_sparse import attend_sparse
 from kernels.formats.fp4_expert import Fp4Shape
@@ -60,20 +62,11 @@ MATRICES = {
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure the parts of one decode step.")
-    parser.add_argument("--quick", action="store_true", help="fewer layers and repetitions")
-    parser.add_argument("--layers", type=int, default=40, help="layers of experts")
-    parser.add_argument("--rows", type=int, default=1, help="rows for the dense products, 1 to 8")
-    formats = ("fp4", *block_parts.FORMATS)
-    parser.add_argument("--format", choices=formats, default="fp4", help="of the experts")
-    parser.add_argument("--miss-rate", type=int, default=0, help="misses a token, one a layer")
-    args = parser.parse_args()
+    args = parse_arguments()
     if not torch.cuda.is_available():
         print(json.dumps({"skipped": "no GPU"}))
         return 0
     n_layers, repeats = (min(args.layers, 8), 5) if args.quick else (args.layers, 7)
-    if not 0 <= args.miss_rate <= n_layers:
-        parser.error(f"--miss-rate {args.miss_rate}: wanted 0 to {n_layers}, one a layer")
     found = {"layers": n_layers, **ceilings(repeats)}
     if args.format == "fp4":
         found |= experts(n_layers, repeats)
@@ -94,6 +87,8 @@ def main() -> int:
         found[name] = micros
         print(f"{name:24} {micros:8.2f} us")
     found |= index_parts(repeats) | draw_parts(repeats) | in_place(2 if args.quick else 8, repeats)
+    found["bf16_tflops"] = product_rate(repeats) / 1e12
+    found |= chunk_experts(args.format, [2048] if args.quick else [2048, 8192], repeats, found)
     torch.cuda.empty_cache()
     whole = whole_step(n_layers, repeats, best)
     for name, value in whole.items():
@@ -108,14 +103,20 @@ def main() -> int:
     return 0
 
 
-def ceilings(repeats: int) -> dict[str, float]:
-    """Return what an elementwise kernel and a plain sum move."""
-    source = torch.ones(1 << 30, device="cuda")
-    target = torch.empty_like(source)
-    n_bytes = source.numel() * 4
-    copy = seconds(lambda: torch.add(source, 1.0, out=target), repeats)
-    read = seconds(lambda: torch.sum(source), repeats)
-    return {"copy_tb_s": 2 * n_bytes / copy / 1e12, "read_tb_s": n_bytes / read / 1e12}
+def parse_arguments() -> argparse.Namespace:
+    """Return the flags."""
+    parser = argparse.ArgumentParser(description="Measure the parts of one decode step.")
+    parser.add_argument("--quick", action="store_true", help="fewer layers and repetitions")
+    parser.add_argument("--layers", type=int, default=40, help="layers of experts")
+    parser.add_argument("--rows", type=int, default=1, help="rows for the dense products, 1 to 8")
+    formats = ("fp4", *block_parts.FORMATS)
+    parser.add_argument("--format", choices=formats, default="fp4", help="of the experts")
+    parser.add_argument("--miss-rate", type=int, default=0, help="misses a token, one a layer")
+    args = parser.parse_args()
+    n_layers = min(args.layers, 8) if args.quick else args.layers
+    if not 0 <= args.miss_rate <= n_layers:
+        parser.error(f"--miss-rate {args.miss_rate}: wanted 0 to {n_layers}, one a layer")
+    return args
 
 
 def experts(n_layers: int, repeats: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The time of what a function launches on a GPU: as one graph, or by the clock on the wall."""
+"""The time of what a function launches on a GPU, and what the GPU's memory gives at most."""
 
 from __future__ import annotations
 
@@ -41,3 +41,13 @@ def wall_seconds(launch: Callable[[], object], repeats: int) -> float:
         torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
     return float(statistics.median(times))
+
+
+def ceilings(repeats: int) -> dict[str, float]:
+    """Return what an elementwise kernel and a plain sum move."""
+    source = torch.ones(1 << 30, device="cuda")
+    target = torch.empty_like(source)
+    n_bytes = source.numel() * 4
+    copy = seconds(lambda: torch.add(source, 1.0, out=target), repeats)
+    read = seconds(lambda: torch.sum(source), repeats)
+    return {"copy_tb_s": 2 * n_bytes / copy / 1e12, "read_tb_s": n_bytes / read / 1e12}

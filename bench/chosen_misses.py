@@ -138,8 +138,9 @@ class Bench:
         return found
 
     def reads_alone(self, keys: Sequence[Key], step_s: float) -> float:
-        """Seconds of the requests that a token with these misses sends, each by itself.
+        """Seconds for which requests that a token with these misses sends are waited for.
 
+        What the host does around a request counts as the token's own: here it is left out.
         They leave at the token's pace, spread over the `step_s` seconds that it computes, and after
         what is done before a token: a drive and a daemon that had nothing to do for a while answer
         later than busy ones.
@@ -148,13 +149,11 @@ class Bench:
         self.experts.begin_step()
         self.experts.enter_moved()
         self._wait()
-        total = 0.0
+        before = self.experts.io.stall_ms
         for layer, expert in keys:
             _spin(step_s / (len(keys) + 1))
-            began = time.perf_counter()
             self.experts.fetch(layer, [expert])
-            total += time.perf_counter() - began
-        return total
+        return (self.experts.io.stall_ms - before) / 1000
 
     def _pick(self, must: Sequence[Key]) -> None:
         """Bias the routers to keys on the device and to these."""

@@ -108,6 +108,7 @@ def measured(
             rates = [rate for rate in RATES if rate <= model.config.n_layers]
             taken = {rate: at_rate(bench, rate, n_tokens) for rate in rates}
             bench.runner.finish()
+            print(f"{kind.__name__}: {experts.n_restored} keys restored", file=sys.stderr)
             return taken
         finally:
             experts.close()
@@ -127,11 +128,16 @@ def at_rate(bench: Bench, n_picks: int, n_tokens: int) -> float:
 
 
 def forgotten(bench: Bench, n_picks: int) -> list[Key]:
-    """Take a key of each of so many layers from the device cache."""
+    """Take a key of each of so many layers from the device cache.
+
+    What the bus had no time to copy back is taken back without a copy, so that no layer runs dry.
+    """
+    bench.experts.restore({key for keys in bench.recent for key in keys})
     layers = sorted(bench.drawn.sample(range(bench.model.config.n_layers), n_picks))
     keys = [(layer, bench.drawn.choice(bench.experts.on_device(layer))) for layer in layers]
     for key in keys:
         bench.experts.forget(*key)
+    bench.recent = [bench.recent[-1], keys]
     return keys
 
 

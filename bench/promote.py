@@ -104,6 +104,7 @@ def measured(
         experts = make(checkpoint, model, client, kind)
         try:
             experts.fill()
+            assert experts.client.n_slots > model.config.n_keys, "the arena is too small"
             bench = bench_of(experts, model, "segment")
             rates = [rate for rate in RATES if rate <= model.config.n_layers]
             taken = {rate: at_rate(bench, rate, n_tokens) for rate in rates}
@@ -128,15 +129,17 @@ def at_rate(bench: Bench, n_picks: int, n_tokens: int) -> float:
 
 
 def forgotten(bench: Bench, n_picks: int) -> list[Key]:
-    """Take a key of each of so many layers from the device cache.
+    """Take a key of each of so many layers from the device cache, one that the device may read.
 
     What the bus had no time to copy back is taken back without a copy, so that no layer runs dry.
     """
-    bench.experts.restore({key for keys in bench.recent for key in keys})
-    layers = sorted(bench.drawn.sample(range(bench.model.config.n_layers), n_picks))
-    keys = [(layer, bench.drawn.choice(bench.experts.on_device(layer))) for layer in layers]
+    experts, n_layers = bench.experts, bench.model.config.n_layers
+    experts.restore({key for keys in bench.recent for key in keys})
+    able = {layer: experts.on_both(layer) for layer in range(n_layers)}
+    layers = sorted(bench.drawn.sample([layer for layer in able if able[layer]], n_picks))
+    keys = [(layer, bench.drawn.choice(able[layer])) for layer in layers]
     for key in keys:
-        bench.experts.forget(*key)
+        experts.forget(*key)
     bench.recent = [bench.recent[-1], keys]
     return keys
 

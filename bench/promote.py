@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 from bench.chosen_misses import Bench, ForgetfulExperts, Key  # noqa: E402
 from bench.miss_rate import bench_of, make, prepared  # noqa: E402
 from compute.experts.device_cache import keys_of  # noqa: E402
+from compute.experts.miss_client import Hints  # noqa: E402
 from compute.model.model import Model  # noqa: E402
 from protocol.files.checkpoint import Checkpoint  # noqa: E402
 from protocol.wire.client import ExpertClient  # noqa: E402
@@ -46,8 +47,8 @@ class CopiedAtOnce(ForgetfulExperts):
     """The device's table names slots of the device cache alone; the rest is copied when picked."""
 
     def fetch(
-        self, layer: int, picks: Sequence[int], rest: Callable[[], object] = lambda: ()
-    ) -> None:
+        self, layer: int, picks: Sequence[int], rest: Callable[[], Hints] = lambda: ()
+    ) -> bool:
         """Launch the copies of the picks that the arena has, behind what the device does."""
         del rest
         keys = keys_of([layer] * len(picks), picks, self.places.n_experts)
@@ -60,6 +61,7 @@ class CopiedAtOnce(ForgetfulExperts):
         while copies._under_way:  # noqa: SLF001 - the launching stream waits, the host does not
             copies._finish(copies._under_way.pop())  # noqa: SLF001
         self._enter(moved=True)
+        return False
 
     def _choose(self, keys: NDArray[np.int64]) -> None:
         self.cache.use(keys)

@@ -123,12 +123,14 @@ class DeviceExperts(MissClient):
 
     def fetch(
         self, layer: int, picks: Sequence[int], rest: Callable[[], Hints] = lambda: ()
-    ) -> None:
+    ) -> bool:
         """Bring a layer's absent picks to where the device reads.
 
         rest  keys that may be wanted later in the step, asked for once the request has left
 
         The device may be running what is to run again: slots that it reads are overwritten.
+        Returns whether any pick was absent: then `rest` was called, or the device has ended what it
+        did since its daemon was lost.
         Raises as `MissClient.stream` does.
         """
         self.recover_if_lost()  # the whole table, before anything is concluded from it
@@ -144,6 +146,7 @@ class DeviceExperts(MissClient):
             if self._registered is not None:
                 self._registered.wait_for(self._table.slots[layer][expert] for expert in group)
         self._enter(moved=True)
+        return n_absent > 0
 
     def end_token(self, picks: NDArray[np.int64], n_misses: int, n_on_device: int) -> None:
         """Note a token's picks [n_layers, top_k]: n_misses were nowhere, n_on_device in the cache.

@@ -253,8 +253,8 @@ class Runner:
         layer, n_flagged = self._first_flagged(first, end), 0
         while layer >= 0:
             n_flagged += 1
-            self._fetch(layer, end)
-            self._wait()  # a daemon that was lost may have left something running
+            if not self._fetch(layer, end):
+                self._wait()
             self._expect(layer, end)
             self._launches.again(layer, end, eagerly=eagerly)
             again = self._first_flagged(layer, end)
@@ -263,8 +263,11 @@ class Runner:
             layer = again
         return n_flagged
 
-    def _fetch(self, layer: int, end: int) -> None:
-        """Fetch what a layer misses; what later ones up to `end` miss follows as hints."""
+    def _fetch(self, layer: int, end: int) -> bool:
+        """Fetch what a layer misses; what later ones up to `end` miss follows as hints.
+
+        Returns whether a request was sent: the device has ended what it did then.
+        """
         absent = self._headers.absent(layer)
         self.counters.misses += 1
         if self._log is not None:
@@ -273,7 +276,8 @@ class Runner:
         # The daemon should know what is in use before it evicts.
         self._experts.report(acknowledges=False)
         with self._on_host("fetch"):
-            self._experts.fetch(layer, self._headers.picks(layer), lambda: self._rest(layer, end))
+            picks = self._headers.picks(layer)
+            return self._experts.fetch(layer, picks, lambda: self._rest(layer, end))
 
     def _rest(self, layer: int, end: int) -> list[tuple[int, int]]:
         """What the layers behind `layer` miss as they ran: they will run again with other inputs.

@@ -16,8 +16,10 @@ Segment = tuple[int, int]  # layers first to end - 1
 KINDS = ("auto", "whole", "source-layers")
 FIRST = 4  # layers at a step's beginning: beside them the host tells what the last token left
 LENGTHS = (1, 2, 4, 8, 16)  # and the whole rest
-# A boundary costs about as much as so many layers; only the ratio matters.
+# A boundary costs about as much as so many layers; only the ratio matters. Behind a single layer it
+# costs more: the host does not get through its work while one runs.
 WAIT_LAYERS = 0.05
+SHORT_WAIT_LAYERS = 0.12
 _KEPT = 0.98  # of the old rate at each step
 
 
@@ -107,7 +109,9 @@ class _Cuts:
             for first, end in segments
             for layer in range(first, end)
         )
-        return cls(segments, WAIT_LAYERS * len(segments), repeated)
+        lengths = [end - first for first, end in segments]
+        waits = sum(WAIT_LAYERS if length > 1 else SHORT_WAIT_LAYERS for length in lengths)
+        return cls(segments, waits, repeated)
 
 
 def pieces(first: int, end: int) -> list[Segment]:

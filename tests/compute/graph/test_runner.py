@@ -165,9 +165,29 @@ def test_a_request_leaves_before_the_rest_is_waited_for(monkeypatch: pytest.Monk
     at = events.index("miss")
     assert "wait" not in events[:at]  # nothing before it: the answer takes longer than the rest
     # Headers are blanked, and the rest launched, when nothing writes headers any more.
-    assert [e for e in events[at:] if e != "ack"] == [
-        *("miss", "wait", "wait", "expect", "again", "wait")
-    ]
+    assert [e for e in events[at:] if e != "ack"] == [*("miss", "wait", "expect", "again", "wait")]
+
+
+def test_where_no_request_left_the_rest_is_waited_for_before_it_runs_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pick may lie in a chunk that was not registered yet: then nobody else has waited."""
+    made, _ = rig_without_a_pick(3)
+    runner, events = made.runner, made.daemon.events
+    fetch = made.experts.fetch
+
+    def silent(layer: int, picks: list[int], _rest: object) -> bool:
+        assert fetch(layer, picks)
+        return False
+
+    monkeypatch.setattr(made.experts, "fetch", silent)
+    for owner, name in ((runner, "_wait"), (runner, "_expect"), (runner._launches, "again")):
+        monkeypatch.setattr(owner, name, noted(getattr(owner, name), name.strip("_"), events))
+    events.clear()
+    runner.sequence.position -= 1
+    runner.step(7)
+    after = [event for event in events[events.index("miss") :] if event != "ack"]
+    assert after == ["miss", "wait", "expect", "again", "wait"]
 
 
 @pytest.mark.parametrize("watch", ["oracle", "tracer", "checks"])

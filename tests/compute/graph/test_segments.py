@@ -57,6 +57,16 @@ def test_segments_are_long_without_misses_and_short_with_many() -> None:
     assert rate.length() == 40
 
 
+def test_segments_of_one_layer_are_for_many_misses() -> None:
+    """Beside one layer the host has no time for all that it does at a boundary."""
+    rate = MissRate(Boundaries(40, (0,), True))
+    found = []
+    for n_misses in (0, 1, 2, 6, 12, 40):
+        rate.assume(n_misses)
+        found.append(rate.length())
+    assert found == [40, 2, 2, 2, 1, 1]
+
+
 def test_a_rate_may_be_assumed() -> None:
     rate, other = (MissRate(Boundaries(40, (0, 1), True)) for _ in range(2))
     rate.assume(20)

@@ -31,6 +31,7 @@ from .options import (
 )
 
 DEFAULT_CONTEXT = 4096
+AUTO_DEVICE = "auto"
 GRAPH_MODES = ("auto", "plain", "eager", "layer", "segment", "oracle")
 SEGMENT_KINDS = ("auto", "whole", "source-layers")
 SIDE_STREAMS = ("on", "off")
@@ -43,7 +44,7 @@ class ComputeConfig:
 
     model: str = "demo"  # model directory, .gguf file, or `demo` for the packaged one
     precision: str = "highway"  # one of PRECISIONS
-    device: str = "cpu"  # "cpu", "cuda" or "cuda:N"
+    device: str = AUTO_DEVICE  # that, "cpu", "cuda" or "cuda:N"
     context: int | None = (
         None  # tokens, prompt included; None: DEFAULT_CONTEXT or the model's limit
     )
@@ -87,7 +88,7 @@ class ComputeConfig:
 COMPUTE_OPTIONS = {
     "model": Option(text, "MODEL", "model directory, .gguf file, or demo for the packaged model"),
     "precision": Option(word(PRECISIONS), None, "how activations are kept and rounded", PRECISIONS),
-    "device": Option(text, "NAME", "cpu, cuda or cuda:N"),
+    "device": Option(text, "NAME", "auto, cpu, cuda or cuda:N (auto: a GPU where one has room)"),
     "context": Option(
         count(1, 2**24), "N", "most tokens, prompt included (default: 4096 or the model's limit)"
     ),

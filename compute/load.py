@@ -9,8 +9,9 @@ import torch
 from protocol.errors import ConfigError
 from protocol.files.checkpoint import Checkpoint
 from protocol.files.slice_map import ExpertLayout
+from protocol.sizes import format_size
 
-from .config import DEFAULT_CONTEXT, ComputeConfig
+from .config import AUTO_DEVICE, DEFAULT_CONTEXT, ComputeConfig
 from .experts.arena_view import PieceShapes
 from .frontend.token_map import token_map_of
 from .model.model import Model
@@ -19,6 +20,7 @@ from .model.weights import load_weights
 
 _LOG = logging.getLogger("headrace.compute")
 _SMALL_LAYER_BYTES = 16 << 20  # dense weights of one layer, as stored
+_GPU_SHARE = 0.9  # of a GPU's memory that dense weights may fill where it is chosen by itself
 
 
 def load_model(checkpoint: Checkpoint, config: ComputeConfig) -> Model:
@@ -26,7 +28,7 @@ def load_model(checkpoint: Checkpoint, config: ComputeConfig) -> Model:
     torch.set_num_threads(config.threads or find_threads(checkpoint))
     for note in (*checkpoint.warnings, *checkpoint.notes()):
         _LOG.info("%s", note)
-    device = find_device(config.device)
+    device = find_device(config.device, checkpoint)
     return Model(
         checkpoint.config,
         load_weights(checkpoint, device),
@@ -43,22 +45,42 @@ def find_threads(checkpoint: Checkpoint) -> int:
     Small ones gain nothing from a second thread, and where the cores have other work, the daemon's
     reads among it, threads that wait for each other cost far more than they bring.
     """
-    n_bytes = sum(tensor.n_bytes for tensor in checkpoint.dense_tensors())
-    per_layer = n_bytes // checkpoint.config.n_layers
+    per_layer = _dense_bytes(checkpoint) // checkpoint.config.n_layers
     return 1 if per_layer < _SMALL_LAYER_BYTES else torch.get_num_threads()
 
 
-def find_device(name: str) -> torch.device:
-    """Return the device; raises ConfigError where torch does not know it or cannot reach it."""
+def _dense_bytes(checkpoint: Checkpoint) -> int:
+    return sum(tensor.n_bytes for tensor in checkpoint.dense_tensors())
+
+
+def find_device(name: str, checkpoint: Checkpoint) -> torch.device:
+    """Return the device; auto: the first GPU where torch finds one that has room for the model.
+
+    Raises ConfigError where torch does not know the device or cannot reach it.
+    """
+    if name == AUTO_DEVICE:
+        name = "cuda" if _gpu_has_room(checkpoint) else "cpu"
     try:
         device = torch.device(name)
         if device.type not in {"cpu", "cuda"}:
-            raise ConfigError(f"--device: {name!r} is neither cpu nor cuda")
+            raise ConfigError(f"--device: {name!r} is none of {AUTO_DEVICE}, cpu, cuda and cuda:N")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"--device: {name!r} cannot be used: {reason}") from error
     return device
+
+
+def _gpu_has_room(checkpoint: Checkpoint) -> bool:
+    """Whether the first GPU holds the dense weights; a line says so where one does not."""
+    if not torch.cuda.is_available():
+        return False
+    gpu, n_bytes = torch.cuda.get_device_properties(0), _dense_bytes(checkpoint)
+    if n_bytes <= _GPU_SHARE * gpu.total_memory:
+        return True
+    memory, wanted = format_size(gpu.total_memory), format_size(n_bytes)
+    _LOG.warning("the CPU computes: %s has %s, the dense weights are %s", gpu.name, memory, wanted)
+    return False
 
 
 def expert_shapes(checkpoint: Checkpoint) -> tuple[PieceShapes, ...]:

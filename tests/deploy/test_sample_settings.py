@@ -35,7 +35,7 @@ def test_the_daemon_reads_it(file: Path, tmp_path: Path):
 
 def test_compute_reads_it(file: Path):
     found = load_config(argparse.Namespace(config=str(file)), {})
-    assert found.device == "cpu"
+    assert found.device == "auto"
 
 
 def test_the_frontend_reads_it(file: Path):

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measured(args: argparse.Namespace) -> dict[str, Any]:
+    from compute.load import find_device
     from protocol.files.checkpoint import open_checkpoint, resolve_model
 
     config = load_config(args, os.environ)
     settings = _settings(args)
     checkpoint = open_checkpoint(resolve_model(config.model))
+    config = replace(config, device=str(find_device(config.device, checkpoint)))
     text = _text(args.text)
     runs: list[BenchRun] = []
 

@@ -62,10 +62,11 @@ class ForgetfulExperts(DeviceExperts):
         arena = self._table.slots[layer]
         return [expert for expert in self.on_device(layer) if arena[expert] < 0]
 
-    def on_both(self, layer: int) -> list[int]:
-        """Return those of them that the device may read in the arena too."""
-        first = layer * self.places.n_experts
-        return [expert for expert in self.on_device(layer) if self._is_readable(first + expert)]
+    def readable(self, layer: int) -> list[int]:
+        """Return the layer's experts that the device may read in the arena."""
+        n_experts = self.places.n_experts
+        first = layer * n_experts
+        return [expert for expert in range(n_experts) if self._is_readable(first + expert)]
 
     def restore(self, recent: Container[Key]) -> None:
         """Take back what was evicted before it could be copied, but for these keys.

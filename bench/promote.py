@@ -8,7 +8,8 @@ its own, leave the device cache, and routers are biased to pick them. In place, 
 it: the layers read them over the bus and go on, and copies to the device begin behind the token.
 At once: a pick that is not on the device raises the header's flag, its copy is launched, and the
 layers from there on run again. Steps follow each other without a wait for what is copied behind
-them. Without a GPU the demo, whose figures say nothing of a GPU's.
+them. Then the device cache is emptied, and tokens that pick at random fill it, by some copies at a
+time. Without a GPU the demo, whose figures say nothing of a GPU's.
 
 Prints a table and one JSON object as the last line: milliseconds a step.
 """
@@ -17,12 +18,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +44,8 @@ from protocol.wire.client import ExpertClient  # noqa: E402
 from tests.support.running_daemon import daemon_process  # noqa: E402
 
 RATES = (0, 1, 2, 4, 8, 16)
+FILLING = (8, 16, 32, 64)  # copies at a time into an empty cache
+FILL_TOKENS = 40
 
 
 class CopiedAtOnce(ForgetfulExperts):
@@ -84,18 +89,21 @@ def main() -> int:
     with prepared(args) as (checkpoint, model), torch.inference_mode():
         ways = {"in_place": ForgetfulExperts, "at_once": CopiedAtOnce}
         found = {name: measured(checkpoint, model, kind, n_tokens) for name, kind in ways.items()}
+        fills = found["in_place"].pop("fills")
+        found["at_once"].pop("fills")
     print("| picks from the arena | in place, then copied, ms | copied at once, ms |")
     print("| --- | --- | --- |")
     for rate, taken in found["in_place"].items():
         print(f"| {rate} | {taken:g} | {found['at_once'][rate]:g} |")
-    print(json.dumps({"layers": model.config.n_layers, **found}))
+    print(f"\n{FILL_TOKENS} tokens from an empty device cache, ms by copies at a time: {fills}")
+    print(json.dumps({"layers": model.config.n_layers, **found, "fills_ms": fills}))
     return 0
 
 
 def measured(
     checkpoint: Checkpoint, model: Model, kind: type[ForgetfulExperts], n_tokens: int
-) -> dict[int, float]:
-    """Return the median milliseconds of a step at each rate, in one way."""
+) -> dict[str, Any]:
+    """Return the median milliseconds of a step at each rate, in one way; and those of filling."""
     arena = (model.config.n_keys + 2 * model.config.top_k) * checkpoint.slice_map.image.slot_bytes
     flags = ("--arena", str(arena + (256 << 20)), "--no-save")
     with (
@@ -109,10 +117,11 @@ def measured(
             assert experts.client.n_slots > model.config.n_keys, "the arena is too small"
             bench = bench_of(experts, model, "segment")
             rates = [rate for rate in RATES if rate <= model.config.n_layers]
-            taken = {rate: at_rate(bench, rate, n_tokens) for rate in rates}
+            taken = {str(rate): at_rate(bench, rate, n_tokens) for rate in rates}
+            fills = {str(most): filled(bench, most) for most in FILLING}
             bench.runner.finish()
             print(f"{kind.__name__}: {experts.n_restored} keys restored", file=sys.stderr)
-            return taken
+            return {**taken, "fills": fills}
         finally:
             experts.close()
 
@@ -130,6 +139,25 @@ def at_rate(bench: Bench, n_picks: int, n_tokens: int) -> float:
     return round(1000 * statistics.median(times[-n_tokens:]), 3)  # the first ones capture
 
 
+def filled(bench: Bench, n_copies: int) -> float:
+    """Return the milliseconds of some tokens' steps that begin with an empty device cache."""
+    experts, config = bench.experts, bench.model.config
+    experts._copies._most, experts._copies._most_filling = 8, n_copies  # noqa: SLF001
+    for key in np.flatnonzero(experts.cache.slot_of >= 0).tolist():
+        experts.forget(*divmod(key, config.n_experts))
+    drawn, total = random.Random(0), 0.0
+    for _ in range(FILL_TOKENS):
+        keys = []
+        for layer in range(config.n_layers):
+            able = experts.readable(layer)
+            keys += [(layer, expert) for expert in drawn.sample(able, config.top_k)]
+        token = bench.prepare(keys)
+        began = time.perf_counter()
+        bench.runner.step(token)
+        total += time.perf_counter() - began
+    return round(1000 * total, 1)
+
+
 def forgotten(bench: Bench, n_picks: int) -> list[Key]:
     """Take a key of each of so many layers from the device cache, one that the device may read.
 
@@ -137,7 +165,10 @@ def forgotten(bench: Bench, n_picks: int) -> list[Key]:
     """
     experts, n_layers = bench.experts, bench.model.config.n_layers
     experts.restore({key for keys in bench.recent for key in keys})
-    able = {layer: experts.on_both(layer) for layer in range(n_layers)}
+    able = {
+        layer: sorted({*experts.on_device(layer)} & {*experts.readable(layer)})
+        for layer in range(n_layers)
+    }
     layers = sorted(bench.drawn.sample([layer for layer in able if able[layer]], n_picks))
     keys = [(layer, bench.drawn.choice(able[layer])) for layer in layers]
     for key in keys:

@@ -52,6 +52,11 @@ class DeviceCache:
         """Keys on the device, in the order of their slots."""
         return self.key_in[self.key_in >= 0]
 
+    @property
+    def n_free(self) -> int:
+        """Slots that nobody has."""
+        return len(self._free)
+
     def use(self, keys: Keys) -> None:
         """Count one use of each of a step's keys, wherever they were found."""
         self._clock += 1

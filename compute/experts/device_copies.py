@@ -47,6 +47,7 @@ class DeviceCopies:
     slot_of      the arena slot of a key, -1 for none
     is_readable  whether the device may read a key in the arena
     most         copies chosen or under way at a time
+    most_filling the same where slots of the cache are free: nobody has to leave for them
     """
 
     def __init__(
@@ -56,13 +57,14 @@ class DeviceCopies:
         slot_of: Callable[[int], int],
         is_readable: Callable[[int], bool],
         most: int,
+        most_filling: int,
     ) -> None:
         self.moved: set[tuple[int, int]] = set()
         self._cache = cache
         self._places = places
         self._slot_of = slot_of
         self._is_readable = is_readable
-        self._most = most
+        self._most, self._most_filling = most, most_filling
         self._chosen: list[Promotion] = []  # to begin at the next launch boundary
         self._under_way: list[_Copy] = []
         self._arena: ArenaView | None = None
@@ -78,13 +80,16 @@ class DeviceCopies:
     def choose(self, keys: Keys) -> None:
         """Choose which of a step's keys move to the device; victims are out from now on."""
         self.take_ended()
-        room = self._most - len(self._under_way) - len(self._chosen)
         absent = keys[self._cache.slot_of[keys] < 0].tolist()
         promotable = np.array([key for key in absent if self._is_readable(key)], np.int64)
-        for promotion in self._cache.begin(promotable, room):
+        for promotion in self._cache.begin(promotable, self._room()):
             self._chosen.append(promotion)
             if promotion.victim >= 0:
                 self._note(promotion.victim)
+
+    def _room(self) -> int:
+        n_begun = len(self._under_way) + len(self._chosen)
+        return max(self._most - n_begun, min(self._cache.n_free, self._most_filling - n_begun))
 
     @property
     def has_chosen(self) -> bool:
@@ -110,10 +115,9 @@ class DeviceCopies:
         return sorted(slots)
 
     def take_ended(self) -> None:
-        """Let the keys count whose copies have ended."""
-        for copy in [copy for copy in self._under_way if _has_ended(copy)]:
-            self._under_way.remove(copy)
-            self._finish(copy)
+        """Let the keys count whose copies have ended: they end in the order in which they began."""
+        while self._under_way and _has_ended(self._under_way[0]):
+            self._finish(self._under_way.pop(0))
 
     def finish(self) -> None:
         """Wait for the copies under way, and let their keys count."""

@@ -35,6 +35,7 @@ from .tiers import ExpertTiers
 
 MOST_PROMOTED_BYTES = 160_000_000  # under way at a time: 8 of the released model's experts
 MOST_PROMOTED = 8  # under way at a time, whatever their size: so many slots the daemon does without
+_FILLING = 8  # times as many where slots of the device cache are free, which the bus alone limits
 _TIER_STEPS = 64  # steps between two writings of the tier bytes
 _SPARE_PROCESSORS = 4  # from so many on one of them may look for an answer all the time
 
@@ -45,7 +46,7 @@ class DeviceExperts(MissClient):
     client, shapes, waiting  as MissClient's
     places                   table and device cache
     most_promoted            experts that are chosen or under way to the device cache at a time,
-    most_promoted_bytes      and bytes of them
+    most_promoted_bytes      and bytes of them; more where the cache has free slots
     registrar                None: the device's own
     """
 
@@ -64,9 +65,10 @@ class DeviceExperts(MissClient):
         self.cache = DeviceCache(
             client.welcome.n_layers * client.welcome.n_experts, places.n_device
         )
-        most = max(1, most_promoted_bytes // places.slot_bytes)
+        most = min(max(1, most_promoted_bytes // places.slot_bytes), most_promoted)
+        filling = max(most, min(_FILLING * most, client.n_slots // _FILLING))
         self._copies = DeviceCopies(
-            self.cache, places, self._arena_slot, self._is_readable, min(most, most_promoted)
+            self.cache, places, self._arena_slot, self._is_readable, most, filling
         )
         self._registrar = registrar
         self._registered: RegisteredArena | None = None

@@ -197,19 +197,48 @@ def test_a_request_names_the_sources_of_unfinished_copies_ascending(
     assert busy == tuple(sorted(copy.source for copy in experts._copies._under_way))
 
 
+@pytest.mark.parametrize("is_full", [False, True])
 @pytest.mark.parametrize(("n_bytes", "n"), [(0, 1), (3, 3), (100, 2)])
-def test_copies_are_bounded_by_number_and_by_bytes(n_bytes: int, n: int) -> None:
-    made = make_rig(n_device=16)
-    places, client = made.experts.places, made.experts.client
+def test_copies_are_bounded_by_number_and_by_bytes(n_bytes: int, n: int, *, is_full: bool) -> None:
+    """Eight times as many where nobody has to leave for them."""
+    experts, daemon = with_bounds(2 if n_bytes == 100 else 8, n_bytes)
+    if is_full:
+        cache = experts.cache
+        for promotion in cache.begin(np.arange(6, 70), 64):
+            cache.finish(promotion)
+    picked(experts, daemon, *range(6))
+    assert len(experts._copies._chosen) == (n if is_full else 8 * n)
+    picked(experts, daemon, *range(6))
+    assert len(experts._copies._chosen) == (n if is_full else 8 * n)
+
+
+def test_an_eighth_of_the_arena_at_most_is_under_way_to_an_empty_cache() -> None:
+    experts, daemon = with_bounds(8, 100)
+    picked(experts, daemon, *range(6))
+    assert len(experts._copies._chosen) == 256 // 8
+
+
+def test_the_last_free_slots_cost_nobody_its_place() -> None:
+    experts, daemon = with_bounds(1, 100)
+    cache = experts.cache
+    for promotion in cache.begin(np.arange(6, 66), 60):
+        cache.finish(promotion)
+    picked(experts, daemon, *range(6))
+    assert [promotion.victim for promotion in experts._copies._chosen] == [-1] * 4
+
+
+def with_bounds(most: int, n_bytes: int) -> tuple[DeviceExperts, ArenaDaemon]:
+    """Experts with 64 empty slots and so many copies at a time, over an arena of all 256 keys."""
+    made = make_rig(n_device=64)
+    places = made.experts.places
     experts = DeviceExperts(
-        client,
+        made.experts.client,
         made.experts._shapes,
         places,
-        most_promoted=2 if n_bytes == 100 else 8,
+        most_promoted=most,
         most_promoted_bytes=n_bytes * places.slot_bytes + 1,
     )
-    picked(experts, made.daemon, 3)
-    assert len(experts._copies._chosen) == n
+    return experts, made.daemon
 
 
 def test_copies_begin_beside_a_request_that_names_their_sources(

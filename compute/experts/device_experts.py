@@ -284,6 +284,13 @@ class DeviceExperts(MissClient):
         shapes = self._shapes[layer]
         return Resident(starts, shapes.offsets, shapes.shapes)
 
+    def held(self, layer: int, expert: int) -> ExpertMatrices | None:
+        """Return an expert by what each slot of the device cache has in it, to compare with."""
+        slots = np.flatnonzero(self.cache.key_in == layer * self.places.n_experts + expert)
+        if len(slots) != 1:
+            return None
+        return pieces_of(self.places.cache[int(slots[0])], self._shapes[layer])
+
     def tiers(self) -> bytes:
         """Return where every expert is: 2 in the device cache, else as MissClient."""
         where = np.frombuffer(super().tiers(), np.uint8).copy()

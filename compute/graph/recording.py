@@ -30,7 +30,7 @@ class GraphCounters:
     recaptures: int = 0  # recordings thrown away: their pointers had changed
     misses: int = 0  # layers that ran again because a pick was absent
     failures: int = 0  # captures that failed
-    routes_checked: int = 0  # decisions of routers compared with the host's, one a layer
+    routes_checked: int = 0  # decisions compared with the host's, one each time a layer ran
     hints: int = 0  # experts foreseen and told to the daemon
     reasons: dict[str, int] = field(default_factory=dict)  # of recaptures: what had changed
 

@@ -78,14 +78,14 @@ class ChunkCheck:
                 raise _differs(layer, f"chunk from position {first}", text)
 
     @staticmethod
-    def pointers(layer: int, given: Tensor, wanted: Tensor) -> None:
-        """Compare the addresses [3, G] that experts' kernels were given with the host's own."""
+    def pointers(layer: int, experts: Sequence[int], given: Tensor, wanted: Tensor) -> None:
+        """Compare the addresses [3, G] that a launch was given with where its experts are."""
         place = _first(given.cpu(), wanted)
         if place is not None:
-            piece, expert = divmod(place, wanted.shape[1])
+            piece, at = divmod(place, wanted.shape[1])
             here, there = int(given.cpu().flatten()[place]), int(wanted.flatten()[place])
             name = ("gate", "up", "down")[piece]
-            text = f"{name} pointer {expert} of a launch is {here:#x}, wanted {there:#x}"
+            text = f"{name} pointer of expert {experts[at]} is {here:#x}, wanted {there:#x}"
             raise _differs(layer, "a chunk", text)
 
 

@@ -14,7 +14,7 @@ Source: model specification, section 3.7.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -101,7 +101,7 @@ class RoutedChunk:
     limit        of the gate
     dtype        activations
     formats      of gate, up and down
-    checks       is shown the addresses that the kernels were given
+    checks       is shown the addresses that the kernels were given, and where the experts are
     gemv_tokens  chunks of up to so many tokens go through the kernels for one, token by token: to
                  compare, since tensor cores take few columns as fast and read an expert once for
                  all tokens that picked it
@@ -129,7 +129,7 @@ class RoutedChunk:
         self._shape: Fp4Shape | BlockShape | None = None
         # Of gate, up and down of each of the plan's experts; 0: not there yet.
         self._addresses = np.zeros((3, len(plan.experts)), np.int64)
-        self._held: list[ExpertMatrices] = []  # copies that wait for their launch
+        self._held: dict[int, ExpertMatrices] = {}  # by expert, until their launch
         self._n_launched = 0
         self._parts = torch.empty((len(plan.tokens), x.shape[1]), dtype=dtype, device=x.device)
 
@@ -143,11 +143,11 @@ class RoutedChunk:
             self._hold(place, expert, matrices)
             memories.add(matrices.gate.untyped_storage().data_ptr())
             if len(memories) >= most and not self._by_token:
-                self._launch(place + 1)
+                self._launch(source, place + 1)
                 memories.clear()
         if self._by_token:
-            return (self._sums_by_token() + shared.float()).to(self._dtype)
-        self._launch(len(plan.experts))
+            return (self._sums_by_token(source) + shared.float()).to(self._dtype)
+        self._launch(source, len(plan.experts))
         return sum_parts(self._parts, plan.places, shared, dtype=self._dtype)
 
     def _take_residents(self, source: ExpertSource) -> list[int]:
@@ -169,7 +169,7 @@ class RoutedChunk:
         offsets = [address - addresses[0] for address in addresses]
         self._agree(expert, offsets, [tuple(piece.shape) for piece in m])
         self._addresses[:, place] = addresses[::2]
-        self._held.append(m)
+        self._held[expert] = m
 
     def _agree(
         self, expert: int, offsets: Sequence[int], shapes: Sequence[tuple[int, ...]]
@@ -189,7 +189,20 @@ class RoutedChunk:
         device = self._x.device
         return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
-    def _launch(self, end: int) -> None:
+    def _compare(self, source: ExpertSource, given: Tensor, experts: Sequence[int]) -> None:
+        """Compare addresses [3, G] that a launch was given with where these G experts are."""
+        if self._checks is None:
+            return
+        wanted = torch.zeros((3, len(experts)), dtype=torch.int64)
+        for place, expert in enumerate(experts):
+            found = self._held.get(expert)
+            if found is None and isinstance(source, ResidentSource):
+                found = source.held(self._layer, expert)
+            if found is not None:
+                wanted[:, place] = torch.tensor([piece.data_ptr() for piece in found[::2]])
+        self._checks.pointers(self._layer, experts, given, wanted)
+
+    def _launch(self, source: ExpertSource, end: int) -> None:
         """Launch the plan's experts up to `end`, then let go of their copies."""
         if end == self._n_launched:
             return
@@ -197,31 +210,32 @@ class RoutedChunk:
         plan = self._plan
         starts = plan.starts[self._n_launched : end + 1]
         pairs, pointers = slice(starts[0], starts[-1]), self._pointers(end)
+        self._compare(source, pointers, plan.experts[self._n_launched : end])
         routed_rows(
             self._x, plan.tokens[pairs], plan.weights[pairs], [at - starts[0] for at in starts],
             pointers, self._shape, self._limit, dtype=self._dtype,
             parts=self._parts[pairs],
         )  # fmt: skip
-        if self._checks is not None:
-            own = torch.from_numpy(self._addresses[:, self._n_launched : end])
-            self._checks.pointers(self._layer, pointers, own)
         self._n_launched = end
         self._held.clear()
 
-    def _sums_by_token(self) -> Tensor:
+    def _sums_by_token(self, source: ExpertSource) -> Tensor:
         """Return each token's sum [T, H] f32; all experts are held."""
         assert self._shape is not None
-        plan, pointers = self._plan, self._pointers(len(self._plan.experts))
-        if self._checks is not None:
-            self._checks.pointers(self._layer, pointers, torch.from_numpy(self._addresses))
-        sums = torch.empty((len(plan.places), self._x.shape[1]), device=self._x.device)
+        plan, places = self._plan, self._plan.places.long()
+        sums = torch.empty((len(places), self._x.shape[1]), device=self._x.device)
         group = torch.repeat_interleave(
             torch.arange(len(plan.experts)), torch.tensor(plan.starts).diff()
         ).to(self._x.device)
-        for token, places in enumerate(plan.places.long()):
+        pointers = self._pointers(len(plan.experts))[:, group[places.flatten()]]
+        if self._checks is not None:
+            pairs = places.flatten().tolist()
+            experts = [plan.experts[bisect_right(plan.starts, pair) - 1] for pair in pairs]
+            self._compare(source, pointers, experts)
+        for token, own in enumerate(pointers.view(3, *places.shape).unbind(1)):
             routed_m1(
-                self._x[token : token + 1], pointers[:, group[places]].contiguous(),
-                plan.weights[places], self._shape, self._limit, dtype=self._dtype,
+                self._x[token : token + 1], own.contiguous(),
+                plan.weights[places[token]], self._shape, self._limit, dtype=self._dtype,
                 out=sums[token],
             )  # fmt: skip
         return sums

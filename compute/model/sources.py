@@ -62,6 +62,13 @@ class ResidentSource(Protocol):
         """
         ...
 
+    def held(self, layer: int, expert: int) -> ExpertMatrices | None:
+        """Return an expert by what each slot of the device has in it, None where none has it.
+
+        To compare with: `resident` knows by what slot each expert has.
+        """
+        ...
+
 
 class RowSource(Protocol):
     """Gives rows of the Engram tables; asking comes early, taking when the layer needs them."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from compute.experts.device_experts import DeviceExperts
 from compute.graph.decoding import Decoding, GraphSettings
 from compute.model.chunk_check import ChunkCheck
 from compute.model.moe import Moe
 from compute.model.routed_chunk import RoutedChunk
+from compute.model.sources import ExpertMatrices, Resident
 from protocol.errors import ShardError
 from tests.support.decode_rig import Rig, close_rigs, make_rig
 
@@ -111,34 +114,82 @@ def test_a_plan_that_differs_ends_the_prompt(device: str, monkeypatch: pytest.Mo
         decoding(made, checks=False)
 
 
-@pytest.mark.gpu
-def test_an_address_that_differs_ends_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make_rig("cuda")
+def swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one layer's kernels be given each other's experts of the device cache."""
+    resident = DeviceExperts.resident
+
+    def spoiled(self: DeviceExperts, layer: int, experts: list[int]) -> Resident:
+        found = resident(self, layer, experts)
+        places = np.flatnonzero(found.starts)
+        if layer == LAYER:
+            assert len(places) > 1
+            found.starts[places] = np.roll(found.starts[places], 1)
+        return found
+
+    monkeypatch.setattr(DeviceExperts, "resident", spoiled)
+
+
+def shifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one layer's first expert be the second one's copy."""
+    hold = RoutedChunk._hold
+
+    def spoiled(self: RoutedChunk, place: int, expert: int, m: ExpertMatrices) -> None:
+        if self._layer == LAYER and place == 1:
+            hold(self, 0, expert, m)
+        hold(self, place, expert, m)
+
+    monkeypatch.setattr(RoutedChunk, "_hold", spoiled)
+
+
+def sent_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one layer's addresses arrive otherwise than they were sent."""
     pointers = RoutedChunk._pointers
 
     def spoiled(self: RoutedChunk, end: int) -> Tensor:
         return pointers(self, end) + (self._layer == LAYER)
 
     monkeypatch.setattr(RoutedChunk, "_pointers", spoiled)
-    # Nothing may read there.
-    monkeypatch.setattr("compute.model.routed_chunk.routed_rows", lambda *_, **__: None)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("gemv_tokens", [0, 8], ids=["grouped", "token by token"])
+@pytest.mark.parametrize(
+    ("spoil", "n_device"), [(None, 100), (swapped, 100), (shifted, 0), (sent_wrong, 0)]
+)
+def test_an_address_of_another_expert_ends_the_prompt(
+    device: str,
+    gemv_tokens: int,
+    spoil: Callable[[pytest.MonkeyPatch], None] | None,
+    n_device: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if device == "cpu":
+        monkeypatch.setattr(Moe, "_launches", lambda _moe, _x: True)
+    made = make_rig(device, n_device=n_device)
+    made.greedy(6)  # they bring experts to the device cache
+    if spoil is not None:
+        spoil(monkeypatch)
     own = decoding(made, checks=True)
+    made.model.gemv_tokens = gemv_tokens
     try:
-        with pytest.raises(ShardError, match=r"layer 5: gate pointer 0 of a launch is 0x\w+, want"):
+        if spoil is None:
+            forward(made, own)
+            return
+        said = r"a chunk: .* layer 5: gate pointer of expert \d+ is 0x\w+, wanted 0x\w+"
+        with pytest.raises(ShardError, match=said):
             forward(made, own)
     finally:
+        made.model.gemv_tokens = 0
         decoding(made, checks=False)
 
 
 def test_addresses_are_compared_one_by_one() -> None:
     own = torch.tensor([[16, 32], [48, 64], [80, 96]])
-    ChunkCheck.pointers(3, own.clone(), own)
+    ChunkCheck.pointers(3, [4, 9], own.clone(), own)
     given = own.clone()
     given[2, 1] = 97
-    with pytest.raises(
-        ShardError, match="layer 3: down pointer 1 of a launch is 0x61, wanted 0x60"
-    ):
-        ChunkCheck.pointers(3, given, own)
+    with pytest.raises(ShardError, match="layer 3: down pointer of expert 9 is 0x61, wanted 0x60"):
+        ChunkCheck.pointers(3, [4, 9], given, own)
 
 
 def test_two_weights_that_are_no_numbers_are_equal_and_unequal_lengths_differ() -> None:

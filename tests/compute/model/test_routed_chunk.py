@@ -11,6 +11,7 @@ from compute.model import routed_chunk
 from compute.model.moe import Moe
 from compute.model.routed_chunk import ChunkPlan, RoutedChunk
 from compute.model.sequence import Sequence
+from compute.model.sources import ExpertSource
 from protocol.errors import ShardError
 from tests.support.decode_rig import CONTEXT, close_rigs, demo, demo_model, make_rig
 from tests.support.local_model import LocalModel
@@ -65,9 +66,9 @@ def test_chunks_of_eight_may_go_token_by_token(
     by_token: list[int] = []
     own = RoutedChunk._sums_by_token
 
-    def noted(chunk: RoutedChunk) -> Tensor:
+    def noted(chunk: RoutedChunk, source: ExpertSource) -> Tensor:
         by_token.append(len(chunk._x))
-        return own(chunk)
+        return own(chunk, source)
 
     monkeypatch.setattr(RoutedChunk, "_sums_by_token", noted)
     model = tiny.at("wide")

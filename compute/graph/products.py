@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compute.model.matrix import Matrix, StoredMatrix
+from compute.model.matrix import Matrix
 
 
 def product(x: Tensor, matrix: Matrix, *, out: Tensor | None = None) -> Tensor:
@@ -13,7 +13,7 @@ def product(x: Tensor, matrix: Matrix, *, out: Tensor | None = None) -> Tensor:
 
     x  [1, k] f32, with groups [1, groups * k]
     """
-    if isinstance(matrix, StoredMatrix):
+    if not isinstance(matrix, Tensor):
         return matrix.row_product(x, out=out)
     found = _f32_product(x, matrix)
     return found if out is None else out.copy_(found)

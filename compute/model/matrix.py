@@ -2,9 +2,10 @@
 
 On the CPU a matrix is f32, dequantised when it was loaded. On a GPU it stays as the file stores it:
 a few rows are multiplied by the kernels that read it so, many by torch after a dequantisation that
-lives as long as the product. Values are exact either way; only the order of summation differs. But
-what is multiplied with blocks as they are stored is rounded to eight bits first: a few rows always,
-many rows of bf16 where the GPU multiplies bytes.
+lives as long as the product. Matrices that read the same input are one where they are stored alike,
+else each gives its columns of the product. Values are exact either way; only the order of summation
+differs. But what is multiplied with blocks as they are stored is rounded to eight bits first: a few
+rows always, many rows of bf16 where the GPU multiplies bytes.
 """
 
 from __future__ import annotations
@@ -79,7 +80,43 @@ class StoredMatrix:
         return found if out is None else out.copy_(found)
 
 
-Matrix = Tensor | StoredMatrix  # Tensor: f32, [n, k] or [groups, n / groups, k]
+@dataclass(frozen=True, slots=True)
+class StackedMatrix:
+    """Matrices [n_i, k] one below the other that are not stored alike; each is multiplied itself.
+
+    parts  f32 [n_i, k], or as stored, of one group
+    """
+
+    parts: tuple[Tensor | StoredMatrix, ...]
+
+    @property
+    def n(self) -> int:
+        """Rows of the matrix."""
+        return sum(len(part) if isinstance(part, Tensor) else part.n for part in self.parts)
+
+    def row_product(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Return x . matrix^T [M, n] f32 of at most MAX_ROWS rows x [M, k] f32, in `out` if given.
+
+        One row's columns are written where they belong, without a copy.
+        """
+        if out is None:
+            out = torch.empty((x.shape[0], self.n), device=x.device)
+        first = 0
+        for part in self.parts:
+            last = first + (len(part) if isinstance(part, Tensor) else part.n)
+            columns = out[:, first:last]
+            if isinstance(part, Tensor):
+                columns.copy_(torch.nn.functional.linear(x, part))
+            elif columns.is_contiguous():
+                part.row_product(x, out=columns)
+            else:
+                columns.copy_(part.row_product(x))
+            first = last
+        return out
+
+
+# Tensor: f32, [n, k] or [groups, n / groups, k]
+Matrix = Tensor | StoredMatrix | StackedMatrix
 
 
 def linear(x: Tensor, weight: Matrix, dtype: torch.dtype) -> Tensor:
@@ -92,6 +129,8 @@ def linear(x: Tensor, weight: Matrix, dtype: torch.dtype) -> Tensor:
     """
     if isinstance(weight, Tensor):
         return reference.linear(x, weight, dtype)
+    if isinstance(weight, StackedMatrix):
+        return torch.cat([linear(x, part, dtype) for part in weight.parts], dim=1)
     if x.shape[0] <= MAX_ROWS:
         return weight.row_product(x.float().contiguous()).to(dtype)
     return _product(x.unsqueeze(0), weight, dtype)[0]
@@ -107,6 +146,7 @@ def grouped_linear(x: Tensor, weight: Matrix, dtype: torch.dtype) -> Tensor:
     """
     if isinstance(weight, Tensor):
         return reference.grouped_linear(x, weight, dtype)
+    assert isinstance(weight, StoredMatrix), "groups are of one matrix"
     n_rows = x.shape[0]
     if n_rows <= MAX_ROWS:
         flat = x.reshape(n_rows, -1).float().contiguous()

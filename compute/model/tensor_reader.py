@@ -22,7 +22,7 @@ from kernels.formats import FORMATS, fp8
 from protocol.errors import ShardError
 from protocol.files.safetensors_index import TensorEntry
 
-from .matrix import BF16, FP8, Matrix, StoredMatrix
+from .matrix import BF16, FP8, Matrix, StackedMatrix, StoredMatrix
 
 # Values of one piece, a multiple of 32 rows at least: block formats need about ten times their f32.
 PIECE_VALUES_CPU = 1 << 22
@@ -34,6 +34,7 @@ _DTYPES = {
     FP8: torch.uint8,
     "F8_E8M0": torch.uint8,
 }
+_AS_F32 = {"F32", "F16"}  # read by no kernel for matrices as they are stored
 
 
 class TensorReader:
@@ -83,10 +84,23 @@ class TensorReader:
         groups  the f32 form is [groups, n / groups, k] where there are several
         """
         entries = [self._tensors[name] for name in names]
-        if self._device.type == "cpu" or not _are_alike(entries):
-            whole = self.f32(*names)
-            return whole.view(groups, -1, whole.shape[-1]) if groups > 1 else whole
+        if not _keeps_stored(self._device):
+            return self._f32_matrix(names, groups)
+        if _are_alike(entries):
+            return self._stored_matrix(names, groups)
+        assert groups == 1, "groups are of one matrix"
+        return StackedMatrix(tuple(self._stored_matrix([name]) for name in names))
+
+    def _f32_matrix(self, names: Sequence[str], groups: int) -> Tensor:
+        whole = self.f32(*names)
+        return whole.view(groups, -1, whole.shape[-1]) if groups > 1 else whole
+
+    def _stored_matrix(self, names: Sequence[str], groups: int = 1) -> Tensor | StoredMatrix:
+        """Return matrices that are alike; f32 where no kernel reads what is stored."""
+        entries = [self._tensors[name] for name in names]
         kind, k = entries[0].dtype, entries[0].shape[1]
+        if kind in _AS_F32:
+            return self._f32_matrix(names, groups)
         values = torch.cat([self._rows(entry) for entry in entries])
         scales = None
         if kind == FP8:
@@ -175,9 +189,12 @@ class TensorReader:
         return self._descriptors[path]
 
 
+def _keeps_stored(device: torch.device) -> bool:
+    return device.type != "cpu"
+
+
 def _are_alike(entries: Sequence[TensorEntry]) -> bool:
-    """Whether matrices can stand as stored one below the other, in a form that kernels read."""
-    if entries[0].dtype in {"F32", "F16"}:
-        return False
+    """Whether matrices can stand one below the other in the form that is kept."""
+    kinds = {"F32" if entry.dtype in _AS_F32 else entry.dtype for entry in entries}
     whole_tiles = all(entry.shape[0] % fp8.TILE == 0 for entry in entries[:-1])
-    return len({entry.dtype for entry in entries}) == 1 and (entries[0].dtype != FP8 or whole_tiles)
+    return len(kinds) == 1 and (kinds != {FP8} or whole_tiles)

@@ -2,7 +2,8 @@
 
 What a row is multiplied with is a Matrix: f32 on the CPU, as stored on a GPU; everything else is
 f32. The embedding and routers stay bf16 where they are stored so.
-Matrices that read the same input are stacked, so that one product serves them.
+Matrices that read the same input are stacked, so that one product serves them where they are
+stored alike.
 Invariants: nothing here comes from a routed expert or an Engram table; no file is open afterwards.
 Source of names and roles: model specification, section 6.
 """

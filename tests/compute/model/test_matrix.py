@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from compute.graph.products import product
 from compute.model import matrix as model_matrix
-from compute.model.matrix import MAX_ROWS, StoredMatrix, grouped_linear, linear
+from compute.model.matrix import MAX_ROWS, StackedMatrix, StoredMatrix, grouped_linear, linear
 from kernels.formats import QUANTISERS
 
 
@@ -81,3 +82,59 @@ def test_many_rows_may_be_rounded_to_eight_bits(
 def test_many_rows_are_rounded_to_eight_bits_on_a_gpu(kind: str, rows: int) -> None:
     for groups in (1, 2):
         check_blocks(kind, rows, groups, "cuda")
+
+
+PAIRS = [("Q4_K", "Q6_K"), ("Q8_0", "F32"), ("F8_E4M3", "BF16"), ("Q3_K", "Q2_K")]
+
+
+def pair(kinds: tuple[str, str], device: str) -> StackedMatrix:
+    """Matrices [96, 256] and [32, 256]; F32 is what the other one's values are."""
+    parts = []
+    for kind, n in zip(kinds, (96, 32), strict=True):
+        made = stored("BF16" if kind == "F32" else kind, n, 256)
+        scales = None if made.scales is None else made.scales.to(device)
+        there = replace(made, values=made.values.to(device), scales=scales)
+        parts.append(there.dequantised(torch.float32) if kind == "F32" else there)
+    return StackedMatrix(tuple(parts))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("kinds", PAIRS)
+@pytest.mark.parametrize("rows", [1, 8, 9, 33])
+def test_matrices_of_two_formats_give_their_own_columns(
+    kinds: tuple[str, str], rows: int, device: str
+) -> None:
+    stack = pair(kinds, device)
+    assert stack.n == 128
+    values = [
+        part if isinstance(part, torch.Tensor) else part.dequantised(torch.float32)
+        for part in stack.parts
+    ]
+    x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows)).bfloat16().to(device)
+    for dtype in (torch.bfloat16, torch.float32):
+        found = linear(x, stack, dtype)
+        assert torch.equal(found, torch.cat([linear(x, part, dtype) for part in stack.parts], 1))
+        wanted = linear(x, torch.cat(values), torch.float32)
+        assert (found - wanted).norm() < 0.02 * wanted.norm()
+    if rows <= MAX_ROWS:
+        out = torch.full((rows, 128), torch.nan, device=device)
+        again = product(x.float(), stack, out=out)
+        assert again is out
+        assert torch.equal(product(x.float(), stack), out)
+        torch.testing.assert_close(out, linear(x, stack, torch.float32))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0", "BF16", "F8_E4M3"])
+@pytest.mark.parametrize("rows", [1, 33])
+def test_two_of_one_format_give_what_they_give_as_one(kind: str, rows: int, device: str) -> None:
+    stack = pair((kind, kind), device)
+    upper, lower = stack.parts
+    assert isinstance(upper, StoredMatrix)
+    assert isinstance(lower, StoredMatrix)
+    scales = None
+    if upper.scales is not None and lower.scales is not None:
+        scales = torch.cat([upper.scales, lower.scales])
+    one = replace(upper, values=torch.cat([upper.values, lower.values]), scales=scales)
+    x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows)).bfloat16().to(device)
+    torch.testing.assert_close(linear(x, stack, torch.float32), linear(x, one, torch.float32))

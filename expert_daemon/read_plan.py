@@ -1,7 +1,7 @@
 """How one expert's slices are cut into reads. Pure: no I/O.
 
 Slices that touch in the file are one run; runs are cut at multiples of 1 MiB of the file into at
-most 10 parts an expert (more only where its slices lie in more than 10 places), so that one missing
+most 20 parts an expert (more only where its slices lie in more than 20 places), so that one missing
 expert is read by several threads and no read is smaller than it need be. Both numbers are those of
 a ReadShape, which tuning may have found.
 """
@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 CUT_BYTES = 1 << 20
-MAX_PARTS = 10  # the released model's are of 2 MiB
+MAX_PARTS = 20  # the released model's are of 1 MiB: what is copied next is still in a cache
 MAX_GAP_BYTES = 4096
 
 

@@ -27,7 +27,12 @@ def store_byte_planes(v, planes, offsets, scales, group, n_groups):
     """
     mask = group < n_groups
     half, byte = tl.arange(0, 8), tl.arange(0, 4)
-    amax = tl.maximum(tl.max(tl.max(tl.abs(v), 2), 1), 1e-4) * _RECIPROCAL
+    # As whole numbers NaN is above all others; a float maximum drops it.
+    largest = tl.max(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 2), 1)
+    is_finite = largest < 0x7F800000
+    v = tl.where(is_finite[:, None, None], v, 0.0)
+    amax = tl.where(is_finite, largest, 0).to(tl.float32, bitcast=True)
+    amax = tl.maximum(amax, 1e-4) * _RECIPROCAL
     bits = (amax.to(tl.int32, bitcast=True) + 0x007FFFFF) & 0x7F800000
     # A power of two's reciprocal is exact: 2^-(e - 127) has exponent field 254 - e.
     inverse = (0x7F000000 - bits).to(tl.float32, bitcast=True)
@@ -43,6 +48,8 @@ def store_byte_planes(v, planes, offsets, scales, group, n_groups):
         tl.store(out + plane * n_groups * 8, packed, mask=mask[:, None])
     tl.store(offsets + group, total * -_BIAS, mask=mask)
     scale = bits.to(tl.float32, bitcast=True) * (1.0 / (2 * _UNITS))
+    scale = tl.where(is_finite, scale.to(tl.int32, bitcast=True), 0x7FC00000)
+    scale = scale.to(tl.float32, bitcast=True)
     tl.store(scales + group, scale, mask=mask)
 
 

@@ -24,6 +24,8 @@ def _e4m3(code):
     # The code's seven low bits, moved to an f32's exponent and mantissa, are 2^-120 of the value.
     code = code.to(tl.int32)
     size = ((code & 127) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    size = tl.where((code & 127) == 127, code | 0x7FC00000, size.to(tl.int32, bitcast=True))
+    size = size.to(tl.float32, bitcast=True)
     return tl.where(code > 127, -size, size)
 
 

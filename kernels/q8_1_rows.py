@@ -24,9 +24,14 @@ def _q8_1_rows_kernel(x, codes, sides, k, n_units, EARLY: tl.constexpr):
     half = tl.arange(0, 2)
     at = unit * 128 + group[:, None, None] * 32 + half[None, :, None] * 16 + within[None, None, :]
     v = tl.load(x + row * k + at, mask=at < k, other=0.0).to(tl.float32)
-    amax = tl.max(tl.max(tl.abs(v), 2), 1)
+    # As whole numbers NaN is above all others; a float maximum drops it.
+    largest = tl.max(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 2), 1)
+    is_finite = largest < 0x7F800000
+    v = tl.where(is_finite[:, None, None], v, 0.0)
+    amax = tl.where(is_finite, largest, 0).to(tl.float32, bitcast=True)
     amax = tl.where(amax < _SMALLEST, 0.0, amax)
-    scale = tl.div_rn(amax, tl.full([4], 127.0, tl.float32))
+    scale = tl.div_rn(amax, tl.full([4], 127.0, tl.float32)).to(tl.int32, bitcast=True)
+    scale = tl.where(is_finite, scale, 0x7FC00000)
     inverse = tl.div_rn(tl.full([4], 127.0, tl.float32), tl.where(amax == 0.0, 1.0, amax))
     inverse = tl.where(amax == 0.0, 0.0, inverse)
     # Added and taken away again, 1.5 * 2^23 leaves whole numbers, ties to even.
@@ -38,7 +43,7 @@ def _q8_1_rows_kernel(x, codes, sides, k, n_units, EARLY: tl.constexpr):
     # Two i16 in a word: the upper half is shifted, the lower one cut off.
     word = tl.sum(tl.where(half == 0, sums & 0xFFFF, sums << 16), 1)
     out = sides + (row * n_units + unit) * 8 + group
-    tl.store(out, scale.to(tl.int32, bitcast=True))
+    tl.store(out, scale)
     tl.store(out + 4, word)
 
 

@@ -86,7 +86,11 @@ def _store_planes(
     line: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     square: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0])
     v = gl.convert_layout(v, line)
-    amax = gl.maximum(gl.max(gl.abs(v), 0), 1e-4) * 0.0022321429569274187
+    largest = gl.max(v.to(gl.int32, bitcast=True) & 0x7FFFFFFF, 0)
+    is_finite = largest < 0x7F800000
+    v = gl.where(is_finite, v, 0.0)
+    amax = gl.where(is_finite, largest, 0).to(gl.float32, bitcast=True)
+    amax = gl.maximum(amax, 1e-4) * 0.0022321429569274187
     bits = (amax.to(gl.int32, bitcast=True) + 0x007FFFFF) & 0x7F800000
     inverse = (0x7F000000 - bits).to(gl.float32, bitcast=True)
     scaled = gl.minimum(gl.maximum(v * inverse, -448.0), 448.0)
@@ -101,7 +105,8 @@ def _store_planes(
         packed = gl.sum(((whole >> (8 * plane)) & 255) << (8 * byte), 1)
         gl.store(out + plane * GROUPS * 8, packed)
     gl.store(offsets + expert * GROUPS + group, gl.sum(gl.sum(whole, 1), 0) * -192)
-    scale = bits.to(gl.float32, bitcast=True) * (1.0 / 1024.0)
+    scale = (bits.to(gl.float32, bitcast=True) * (1.0 / 1024.0)).to(gl.int32, bitcast=True)
+    scale = gl.where(is_finite, scale, 0x7FC00000).to(gl.float32, bitcast=True)
     gl.store(scales + expert * GROUPS + group, scale)
 
 

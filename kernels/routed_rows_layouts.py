@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .formats.fp4_expert import Fp4Shape
 from .fp4_to_bf16 import CODE_ASSEMBLY, CODE_CONSTRAINTS, LARGEST, SCALE_OFFSET, SMALLEST
+from .gated_groups import or_nan
 from .prepared_rows import prepared_rows
 from .reference.prepared_rows import BLOCK
 from .routed_rows import device_tiles
@@ -64,6 +65,7 @@ def _values(words, codes, ROWS: gl.constexpr, OPERAND: gl.constexpr):
     """Return [ROWS, 128] bf16 of words [ROWS, 4, 4] i32 and E8M0 codes [ROWS, 4], reordered."""
     code = gl.minimum(gl.maximum(codes.to(gl.int32), SMALLEST), LARGEST) + SCALE_OFFSET
     factor = (code << 7) | (code << 23)
+    factor = gl.where(codes == 255, 0x7FC07FC0, factor)  # no number, and no nearest one
     factors, words = gl.broadcast(gl.expand_dims(factor, 2), words)
     v0, v1, v2, v3, v4, v5, v6, v7 = gl.inline_asm_elementwise(
         _ASSEMBLY, _CONSTRAINTS, [words, factors], dtype=_KINDS, is_pure=True, pack=4
@@ -212,8 +214,9 @@ def _rows_gate_up_kernel(
     row = first_row + gl.arange(0, rows, layout=gl.SliceLayout(1, result))
     weight = gl.load(weights + start + column, mask=column < count, other=0.0)
     kind: gl.constexpr = activated.dtype.element_ty
-    gate = gl.minimum(gate.to(kind).to(gl.float32), limit)
-    up = gl.minimum(gl.maximum(up.to(kind).to(gl.float32), -limit), limit)
+    gate, up = gate.to(kind).to(gl.float32), up.to(kind).to(gl.float32)
+    gate = or_nan(gate, gl.minimum(gate, limit))
+    up = or_nan(up, gl.minimum(gl.maximum(up, -limit), limit))
     small = gl.exp(-gl.abs(gate))
     sigmoid = gl.where(gate < 0.0, small, 1.0) / (1.0 + small)
     value = (gate * sigmoid * up * gl.expand_dims(weight, 0)).to(kind)

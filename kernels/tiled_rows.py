@@ -39,11 +39,15 @@ def _tiled_rows_kernel(
         tl.float32
     )
     v = tl.reshape(v, [UNITS, n_groups, GROUP])
-    amax = tl.max(tl.abs(v), 2)
+    # As whole numbers NaN is above all others; a float maximum drops it.
+    largest = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 2)
+    is_finite = largest < 0x7F800000
+    amax = tl.where(is_finite, largest, 0).to(tl.float32, bitcast=True)
     v = tl.where((amax < _SMALLEST)[:, :, None], 0.0, v)
     amax = tl.where(amax < _SMALLEST, 0.0, amax)
     top = tl.full([UNITS, n_groups], 127.0, tl.float32)
-    scale = tl.div_rn(amax, top)
+    scale = tl.div_rn(amax, top).to(tl.int32, bitcast=True)
+    scale = tl.where(is_finite, scale, 0x7FC00000).to(tl.float32, bitcast=True)
     inverse = tl.where(amax == 0.0, 0.0, tl.div_rn(top, tl.where(amax == 0.0, 1.0, amax)))
     # Added and taken away again, 1.5 * 2^23 leaves whole numbers, ties to even.
     code = ((v * inverse[:, :, None] + 12582912.0) - 12582912.0).to(tl.int32)

@@ -19,14 +19,18 @@ def byte_planes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     returns  planes   [T, 3, 2, k / 8] i32: byte b of planes[t, p, h, w] is bits 8p .. 8p + 7 of
                       value 8 w + 4 h + b; planes 0 and 1 unsigned, plane 2 signed
              offsets  [T, k / 32] i32: -192 times the sum of the group's whole numbers
-             scales   [T, k / 32] f32: x = whole number * 2 * scale
+             scales   [T, k / 32] f32: x = whole number * 2 * scale; NaN, the numbers 0, where a
+                      value of the group is no finite number
 
     The scale already halves, since fp4 weights are taken doubled.
     Source: model specification, section 2.2, ROUND_FP8; the planes are ours.
     """
-    codes, scale = fp8_codes(x)
-    whole = (codes * UNITS).to(torch.int32)
     rows, k = x.shape
+    groups = x.view(rows, k // GROUP, GROUP)
+    is_finite = groups.isfinite().all(-1, keepdim=True)
+    codes, scale = fp8_codes(torch.where(is_finite, groups, 0).view(rows, k))
+    scale = torch.where(is_finite.view(scale.shape), scale, torch.nan)
+    whole = (codes * UNITS).to(torch.int32)
     eights = whole.view(rows, k // 8, 2, 4)
     shifts = torch.arange(0, 32, 8, dtype=torch.int32, device=x.device)
     planes = [

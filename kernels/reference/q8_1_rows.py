@@ -19,15 +19,18 @@ def q8_1_rows(x: Tensor) -> tuple[Tensor, Tensor]:
                     neighbouring bytes
              sides  [T, ceil(k / 128), 8] i32: words 0-3 of a unit of 128 values are the f32 bits of
                     its groups' scales; words 4-7 hold two i16 each, the sums of 16 codes, the first
-                    in the low half. What lies beyond k is 0
+                    in the low half. What lies beyond k is 0; where a value of a group is no finite
+                    number its scale is NaN, its codes are 0
 
     Source: ggml's q8_1, with scales in f32 and sums of codes instead of values.
     """
     rows, k = x.shape
     groups = x.float().view(rows, k // GROUP, GROUP)
+    is_finite = groups.isfinite().all(-1, keepdim=True)
+    groups = torch.where(is_finite, groups, 0)
     amax = groups.abs().amax(-1, keepdim=True)
     amax = torch.where(amax < SMALLEST, 0.0, amax)
-    scales = amax / torch.full_like(amax, 127.0)
+    scales = torch.where(is_finite, amax / torch.full_like(amax, 127.0), torch.nan)
     inverse = torch.where(amax == 0, 0.0, torch.full_like(amax, 127.0) / amax)
     codes = (groups * inverse).round().to(torch.int8)
     sums = codes.view(rows, k // GROUP, 2, 16).int().sum(-1)

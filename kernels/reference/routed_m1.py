@@ -14,7 +14,7 @@ from kernels.formats.k_expert import BlockShape
 from .linear import linear
 from .q8_1_rows import dequantise, q8_1_rows
 from .round_fp8 import round_fp8
-from .swiglu import swiglu
+from .swiglu import routed_swiglu
 
 
 def routed_m1(
@@ -44,7 +44,7 @@ def routed_m1(
                 round_fp8(x), fp4_matrix(gate_at, gate_scale, shape.width, shape.hidden), dtype
             )
             up = linear(round_fp8(x), fp4_matrix(up_at, up_scale, shape.width, shape.hidden), dtype)
-        activated = swiglu(gate, up, limit, weights[expert : expert + 1]).to(dtype)
+        activated = routed_swiglu(gate, up, limit, weights[expert : expert + 1]).to(dtype)
         if isinstance(shape, BlockShape):
             part = _blocks_product(activated, down_at, shape.down, shape.hidden, dtype)
         else:

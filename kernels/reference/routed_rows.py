@@ -15,7 +15,7 @@ from .gemm_blocks import gemm_blocks
 from .linear import linear
 from .round_fp8 import round_fp8
 from .routed_m1 import blocks_at, fp4_matrix
-from .swiglu import swiglu
+from .swiglu import routed_swiglu
 
 
 def routed_rows(
@@ -45,7 +45,7 @@ def routed_rows(
         else:
             gate = _fp4_product(rows, gate_at, shape.gate_scale, shape.width, dtype)
             up = _fp4_product(rows, up_at, shape.up_scale, shape.width, dtype)
-        activated = swiglu(gate, up, limit, weights[first:end]).to(dtype)
+        activated = routed_swiglu(gate, up, limit, weights[first:end]).to(dtype)
         if isinstance(shape, BlockShape):
             part = _blocks_product(activated, down_at, shape.down, shape.hidden).to(dtype)
         else:

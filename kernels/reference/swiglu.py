@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -19,3 +20,13 @@ def swiglu(gate: Tensor, up: Tensor, limit: float, weight: Tensor | None) -> Ten
     """
     activated = silu(gate.float().clamp(max=limit)) * up.float().clamp(-limit, limit)
     return activated if weight is None else weight.unsqueeze(1) * activated
+
+
+def routed_swiglu(gate: Tensor, up: Tensor, limit: float, weight: Tensor | None) -> Tensor:
+    """As `swiglu`; NaN where gate or up is no finite number.
+
+    Sums of a routed expert that are none come of a scale or an input that nobody meant: clamped
+    they would be numbers.
+    """
+    is_finite = gate.isfinite() & up.isfinite()
+    return torch.where(is_finite, swiglu(gate, up, limit, weight), torch.nan)

@@ -31,14 +31,18 @@ def tiled_rows(x: Tensor, form: str) -> TiledRows:
     form  "D4": groups of 32, every sum is its codes' sum times their scale. "D2S6": groups of 64,
           of a block's eight sums the first six are the values', before rounding, added pair by pair
 
+    Where a value of a group is no finite number its scale is NaN, its codes are 0.
+
     Source: ggml's tiled activation blocks, with scales and sums in f32.
     """
     group, rows = GROUPS[form], x.shape[0]
     groups = pad(x.float(), (0, -x.shape[1] % UNIT)).view(rows, -1, group)
+    is_finite = groups.isfinite().all(-1, keepdim=True)
+    groups = torch.where(is_finite, groups, 0.0)
     amax = groups.abs().amax(-1, keepdim=True)
     groups = torch.where(amax < SMALLEST, 0.0, groups)
     amax = torch.where(amax < SMALLEST, 0.0, amax)
-    scales = amax / torch.full_like(amax, 127.0)
+    scales = torch.where(is_finite, amax / torch.full_like(amax, 127.0), torch.nan)
     inverse = torch.where(amax == 0, 0.0, torch.full_like(amax, 127.0) / amax)
     codes = (groups * inverse).round().to(torch.int8).view(rows, -1)
     of_codes = codes.view(rows, -1, SUM).int().sum(-1).float()

@@ -179,10 +179,13 @@ def _most_slots(checkpoint: Checkpoint, config: ComputeConfig, model: Model) -> 
 
 
 def _half_of_the_experts(checkpoint: Checkpoint) -> int | None:
-    """Bytes of an arena for half of the experts; None where the daemon's default is less."""
-    own = checkpoint.config
-    slots = [layout.image.slot_bytes for layout in checkpoint.slice_map.layouts]
-    n_bytes = sum(slots) * own.n_experts // 2
+    """Bytes of the smallest arena that keeps half of the experts, and that the daemon accepts.
+
+    None where its default is less.
+    """
+    from .checkpoint_facts import size_for
+
+    n_bytes = size_for(checkpoint, checkpoint.config.n_keys // 2)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return n_bytes if n_bytes <= memory // 2 else None
 

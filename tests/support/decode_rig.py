@@ -46,11 +46,12 @@ def model_of(checkpoint: Checkpoint, device: str, precision: str = "highway") ->
     """Return a checkpoint's model."""
     key = (checkpoint.directory, device, precision)
     if key not in _MODELS:
-        _MODELS[key] = _load(checkpoint, device, precision)
+        _MODELS[key] = fresh_model(checkpoint, device, precision)
     return _MODELS[key]
 
 
-def _load(checkpoint: Checkpoint, device: str, precision: str) -> Model:
+def fresh_model(checkpoint: Checkpoint, device: str, precision: str = "highway") -> Model:
+    """Return a checkpoint's model, loaded anew."""
     at = torch.device(device)
     torch.set_num_threads(1)  # as find_threads says of a model this small
     weights = load_weights(checkpoint, at)

@@ -9,6 +9,7 @@ registering. Source: DESIGN.md, section 2.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable
@@ -26,6 +27,8 @@ WAIT_S = 60.0  # for one chunk, which takes some 0.15 s
 CHUNK_BYTES = 1 << 30  # at least, of a whole number of huge pages
 _READ_ONLY = 0x08  # cudaHostRegisterReadOnly
 _ALREADY = 712  # cudaErrorHostMemoryAlreadyRegistered
+_NOT_SUPPORTED = 801  # cudaErrorNotSupported, as documented of a device without read-only memory
+_LOG = logging.getLogger("headrace.compute")
 
 
 class Registrar(Protocol):
@@ -41,15 +44,22 @@ class Registrar(Protocol):
 
 
 class CudaRegistrar:
-    """Registers with the CUDA runtime, for reading alone."""
+    """Registers with the CUDA runtime, for reading alone where the device can."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._flags = _READ_ONLY
 
     def register(self, start: int, n_bytes: int) -> None:
         """Lock these bytes and map them for the device."""
         with torch.cuda.device(self._device):
-            found = _runtime().cudaHostRegister(start, n_bytes, _READ_ONLY)
+            found = int(_runtime().cudaHostRegister(start, n_bytes, self._flags))
+            if found == _NOT_SUPPORTED and self._flags:
+                _LOG.warning(
+                    "%s registers nothing as read-only: the arena goes without", self._device
+                )
+                self._flags = 0
+                found = int(_runtime().cudaHostRegister(start, n_bytes, self._flags))
         _check(found, f"cudaHostRegister of {n_bytes} bytes of the arena")
 
     def unregister(self, start: int) -> None:

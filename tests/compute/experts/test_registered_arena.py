@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from collections.abc import Iterator
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from compute.experts import registered_arena
-from compute.experts.registered_arena import RegisteredArena
+from compute.experts.registered_arena import CudaRegistrar, RegisteredArena
 from protocol.arena.layout import Rooms
 from protocol.errors import ConfigError
 from tests.support.arena_daemon import ArenaDaemon
@@ -182,3 +184,56 @@ def test_tokens_are_the_same_while_the_arena_is_being_registered(n_device: int) 
     ticking.set()
     thread.join()
     assert not registrar.registered
+
+
+class FakeRuntime:
+    """Answers cudaHostRegister by its flags; 0 for those that it has no code for."""
+
+    def __init__(self, codes: dict[int, int]) -> None:
+        self.codes = codes
+        self.flags: list[int] = []
+
+    def cudaHostRegister(self, _start: int, _n_bytes: int, flags: int) -> int:  # noqa: N802
+        self.flags.append(flags)
+        return self.codes.get(flags, 0)
+
+
+@pytest.fixture
+def registrar(monkeypatch: pytest.MonkeyPatch) -> CudaRegistrar:
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
+    return CudaRegistrar(torch.device("cuda:0"))
+
+
+def runtime_of(codes: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    runtime = FakeRuntime(codes)
+    monkeypatch.setattr(registered_arena, "_runtime", lambda: runtime)
+    return runtime
+
+
+def test_what_a_device_cannot_register_as_read_only_is_registered_without(
+    registrar: CudaRegistrar, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = runtime_of({8: 801}, monkeypatch)
+    with caplog.at_level(logging.WARNING, "headrace.compute"):
+        for start in (4096, 8192, 12288):
+            registrar.register(start, 4096)
+    assert runtime.flags == [8, 0, 0, 0]
+    said = "cuda:0 registers nothing as read-only: the arena goes without"
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "flags"),
+    [({8: 2}, 2, [8]), ({8: 1}, 1, [8]), ({8: 801, 0: 801}, 801, [8, 0])],
+)
+def test_another_error_of_the_device_ends_it(
+    codes: dict[int, int],
+    code: int,
+    flags: list[int],
+    registrar: CudaRegistrar,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime = runtime_of(codes, monkeypatch)
+    with pytest.raises(ConfigError, match=f"4096 bytes of the arena failed with CUDA error {code}"):
+        registrar.register(4096, 4096)
+    assert runtime.flags == flags

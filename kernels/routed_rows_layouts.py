@@ -63,9 +63,10 @@ _KINDS = gl.constexpr((gl.bfloat16,) * 8)
 @gluon.jit
 def _values(words, codes, ROWS: gl.constexpr, OPERAND: gl.constexpr):
     """Return [ROWS, 128] bf16 of words [ROWS, 4, 4] i32 and E8M0 codes [ROWS, 4], reordered."""
-    code = gl.minimum(gl.maximum(codes.to(gl.int32), SMALLEST), LARGEST) + SCALE_OFFSET
+    code = codes.to(gl.int32)
+    # 255 is no number and has no nearest one: it becomes an infinity, whose sums are none either.
+    code = gl.minimum(gl.maximum(code, SMALLEST), LARGEST) + SCALE_OFFSET + ((code + 1) >> 8)
     factor = (code << 7) | (code << 23)
-    factor = gl.where(codes == 255, 0x7FC07FC0, factor)  # no number, and no nearest one
     factors, words = gl.broadcast(gl.expand_dims(factor, 2), words)
     v0, v1, v2, v3, v4, v5, v6, v7 = gl.inline_asm_elementwise(
         _ASSEMBLY, _CONSTRAINTS, [words, factors], dtype=_KINDS, is_pure=True, pack=4

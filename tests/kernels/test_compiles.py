@@ -27,7 +27,7 @@ STACK_BYTES = {
     "kernels.routed_m1_bulk._bulk_down_kernel": 16,
     "kernels.routed_rows_blocks._block_rows_down_kernel": 8,
     "kernels.routed_rows_blocks._block_rows_gate_up_kernel": 56,
-    "kernels.routed_rows_layouts._rows_down_kernel": 48,
+    "kernels.routed_rows_layouts._rows_down_kernel": 64,
     "kernels.routed_rows_layouts._rows_gate_up_kernel": 32,
     "kernels.select_blocks._select_blocks_kernel": 576,
     "kernels.top_keys.narrow_kernel": 8,

@@ -34,7 +34,7 @@ from protocol.errors import ShardError
 from protocol.files.slice_map import FP4
 
 from .chunk_check import ChunkCheck, Pairs
-from .sources import ExpertMatrices, ExpertSource, ResidentSource
+from .sources import ExpertMatrices, ExpertSource, ResidentSource, SlotsSource
 
 MOST_COPIES = 16  # as the daemon's window: twice that lives while both streams work
 
@@ -196,7 +196,7 @@ class RoutedChunk:
         wanted = torch.zeros((3, len(experts)), dtype=torch.int64)
         for place, expert in enumerate(experts):
             found = self._held.get(expert)
-            if found is None and isinstance(source, ResidentSource):
+            if found is None and isinstance(source, SlotsSource):
                 found = source.held(self._layer, expert)
             if found is not None:
                 wanted[:, place] = torch.tensor([piece.data_ptr() for piece in found[::2]])

@@ -62,8 +62,13 @@ class ResidentSource(Protocol):
         """
         ...
 
+
+@runtime_checkable
+class SlotsSource(ResidentSource, Protocol):
+    """A ResidentSource that is told by each slot, too, which expert it has."""
+
     def held(self, layer: int, expert: int) -> ExpertMatrices | None:
-        """Return an expert by what each slot of the device has in it, None where none has it.
+        """Return the expert of the slot that has it, None where none has or more than one.
 
         To compare with: `resident` knows by what slot each expert has.
         """

@@ -122,7 +122,6 @@ def swapped(monkeypatch: pytest.MonkeyPatch) -> None:
         found = resident(self, layer, experts)
         places = np.flatnonzero(found.starts)
         if layer == LAYER:
-            assert len(places) > 1
             found.starts[places] = np.roll(found.starts[places], 1)
         return found
 
@@ -167,6 +166,9 @@ def test_an_address_of_another_expert_ends_the_prompt(
         monkeypatch.setattr(Moe, "_launches", lambda _moe, _x: True)
     made = make_rig(device, n_device=n_device)
     made.greedy(6)  # they bring experts to the device cache
+    made.runner.finish()
+    made.experts.begin_copies()
+    made.experts._copies.finish()
     if spoil is not None:
         spoil(monkeypatch)
     own = decoding(made, checks=True)

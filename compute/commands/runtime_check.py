@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from .children import DaemonInUse
 
 DEFAULT_TOKENS = 64
-FIRST_S = 20.0  # of the first way, the slowest of a dozen: so all of them take a few minutes
+FIRST_S = 20.0  # of the first way, the slowest of sixteen: so all of them take a few minutes
 MOST_TOKENS = 4096
-N_PROMPT = 9
+N_PROMPT = 3
 CPU_CACHE_BYTES = 4 << 30  # most bytes of a device cache where the CPU is the device
 DIFFERS = 1
 OPTIONS = (

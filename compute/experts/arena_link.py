@@ -54,6 +54,7 @@ class ArenaLink:
         self._device = device
         self._table = SlotTable()
         self._acked = -1
+        self._resizes: list[Drop | Added] = []  # arrived, not done yet
         self._arena_id = b""
         self._lost_since: float | None = None  # None: answered since
         self._attach()
@@ -87,13 +88,15 @@ class ArenaLink:
 
     def _take_new(self) -> bool:
         """Apply what has come; whether anything had."""
-        arrived, resizes = self.client.changes(), self.client.memory_changes()
-        if not arrived and not resizes:
+        arrived = self.client.changes()
+        self._resizes += self.client.memory_changes()
+        if not arrived and not self._resizes:
             return False
         self._stop_reading()
-        for changes in arrived:
+        for changes in arrived:  # a table that must be asked for may not come: resizes are kept
             self._apply(changes.from_version, changes.to_version, changes.changes)
-        for resized in resizes:
+        while self._resizes:
+            resized = self._resizes.pop(0)
             self._resized(resized)
             if isinstance(resized, Drop):
                 self.client.dropped(resized)
@@ -168,6 +171,7 @@ class ArenaLink:
             self._views = ExpertViews(self.client.arena, self._shapes, self._device)
             self._arena_id = welcome.arena_id
         self._table.reset(welcome)
+        self._resizes.clear()
         self.client.applied = self._table.version
         self._acked = -1
         self.waiting.attached(self.client)

@@ -110,9 +110,9 @@ class DeviceCopies:
         self.take_ended()
         slots = {copy.source for copy in self._under_way}
         if chosen:
-            keys = (each.key for each in self._chosen)
-            slots.update(self._slot_of(key) for key in keys if self._is_readable(key))
-        return sorted(slots)
+            # One that the device may not read yet as well: it may by the time that copies begin.
+            slots.update(self._slot_of(each.key) for each in self._chosen)
+        return sorted(slots - {-1})
 
     def take_ended(self) -> None:
         """Let the keys count whose copies have ended: they end in the order in which they began."""

@@ -330,6 +330,8 @@ class DeviceExperts(MissClient):
             self.close()
         super()._attach()
         if not is_new:
+            if self._registered is not None:  # it may have been resized before it was lost
+                self._registered.resize(self.client.welcome.n_slots)
             return
         welcome, arena = self.client.welcome, self.client.arena
         self._registered = RegisteredArena(
@@ -338,9 +340,13 @@ class DeviceExperts(MissClient):
         self._copies.attach(arena)
         self.places.set_arena(self._registered.starts())
 
-    def _recover(self, lost: Exception) -> None:
-        if self.places.device.type == "cuda":  # rows may be waited for while layers run
+    def _drain(self) -> None:
+        """Let end what was launched: a request may find its daemon lost while layers run."""
+        if self.places.device.type == "cuda":
             torch.cuda.current_stream(self.places.device).synchronize()
+
+    def _recover(self, lost: Exception) -> None:
+        self._drain()
         self._copies.abandon()
         super()._recover(lost)  # type: ignore[arg-type]
 

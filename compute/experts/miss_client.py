@@ -46,6 +46,7 @@ class MissClient(ArenaLink):
         device: torch.device | None = None,
     ) -> None:
         self._step = 0
+        self.n_begun = 0  # steps begun
         self._picks: list[tuple[int, Sequence[int]]] = []
         self._jobs: dict[int, tuple[RowJob, int]] = {}  # by handle, with the table's place in it
         self._next_job = 0
@@ -270,7 +271,8 @@ class MissClient(ArenaLink):
     # steps
 
     def begin_step(self) -> None:
-        """Forget what an abandoned step left behind."""
+        """Forget what an abandoned step left behind: rows that it asked for as well."""
+        self.n_begun += 1
         self._picks.clear()
         for job, _ in self._jobs.values():
             job.drop(self.client)

@@ -114,8 +114,11 @@ class RegisteredArena:
         """Whether `ready` has changed since the last call. Raises ConfigError where one failed."""
         if self._failure is not None:
             raise self._failure
-        news, self._has_news = self._has_news, False
-        return news
+        if not self._has_news:
+            return False
+        with self._changed:  # with the lock, so that what is new is there by now
+            self._has_news = False
+        return True
 
     def wait_for(self, slots: Iterable[int]) -> None:
         """Have the chunks of these slots registered next, and wait. Raises ConfigError."""
@@ -210,7 +213,7 @@ class RegisteredArena:
             except ConfigError as error:
                 failure = error
             with self._changed:
-                self._has_news = True  # first: who sees a slot ready without the lock asks for news
+                self._has_news = True
                 if failure is None:
                     chunk.state = "ready"
                     self.ready[chunk.first : chunk.end] = True

@@ -17,7 +17,7 @@ from kernels.update_slots import update_slots
 
 _LOG = logging.getLogger("headrace.compute")
 N_TRIPLES = 64  # in a room
-N_ROOMS = 4  # changes on their way at a time; a further one waits
+N_ROOMS = 16  # changes on their way at a time, of a token's segments most; a further one waits
 _NO_CHANGE = -1  # a layer that is none
 _ANY_SLOT = 2**31 - 1  # the caller has looked at them
 

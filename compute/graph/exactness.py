@@ -26,7 +26,7 @@ from .step_buffers import StepBuffers
 
 MODES = ("eager", "layer", "segment")
 ORACLE_TOKENS = 8
-LEAST_TOKENS = 8  # of a case that has little time
+LEAST_TOKENS = 2  # of a case that has little time
 
 OpenExperts = Callable[[int], AbstractContextManager[DeviceExperts]]  # of so many device slots
 Shuffle = Callable[[int | None], None]  # lets reads end in the order of a seed, None: as they do

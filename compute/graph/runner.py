@@ -102,7 +102,9 @@ class Runner:
         self._log = log
         self._next_id = NextId(self._step.buffers, self._launches)
         self._steps = 0
+        self._n_missed = 0  # misses before the token in hand
         self._expected = -1  # the token whose rows are asked for
+        self._n_begun = 0  # steps that the experts had begun then
 
     @property
     def mode(self) -> str:
@@ -139,7 +141,7 @@ class Runner:
         self._expected = -1  # what was asked for is dropped
         self._experts.begin_step()
         self._rows.ask(self.sequence, token)
-        self._expected = token
+        self._expected, self._n_begun = token, self._experts.n_begun
 
     @torch.inference_mode()
     def step(self, token: int, sampling: Sampling | None = None) -> None:
@@ -150,12 +152,10 @@ class Runner:
         Whatever it raises, nothing runs on the device then, and the sequence is as it was.
         """
         sequence, step = self.sequence, self._step
-        if self._expected != token:
-            self.expect(token)
+        if (self._expected, self._n_begun) != (token, self._experts.n_begun):
+            self.expect(token)  # or once more: another sequence's step has dropped its rows
         self._expected = -1
         self._next_id.expect(sequence.position, sampling)
-        if self._timer is not None:
-            self._timer.begin(sequence.position)
         self._launches.begin()
         inputs = step.buffers.staged_inputs.numpy()
         inputs[0], inputs[1] = token, sequence.position
@@ -163,7 +163,9 @@ class Runner:
         self._experts.take_arrived()
         if self._foresight is not None:
             self._foresight.begin()
-        n_missed, n_flagged = self._experts.io.misses, 0
+        if self._timer is not None:
+            self._timer.begin(sequence.position)
+        self._n_missed, n_flagged = self._experts.io.misses, 0
         for segment in self._segments():
             try:
                 n_flagged += self._run_segment(*segment)
@@ -184,7 +186,7 @@ class Runner:
         sequence.position += 1
         self._experts.end_token(
             picks,
-            self._experts.io.misses - n_missed,
+            self._experts.io.misses - self._n_missed,
             self._headers.n_below(self._experts.places.n_device),
         )
 
@@ -330,10 +332,11 @@ class Runner:
 
     def _compare(self, first: int, end: int) -> None:
         """Run the segment once more eagerly; raise ShardError where a bit differs."""
-        replayed = self._step.snapshot(first, end)
+        replayed, n_missed = self._step.snapshot(first, end), self._experts.io.misses
         self._settle(first, end)
         self._launches.at_once(first, end)
         self._repair_all(first, end, eagerly=True)  # a later miss took an earlier one's slot
+        self._n_missed += self._experts.io.misses - n_missed  # none of the token's own
         found = self._step.first_difference(replayed, self._step.snapshot(first, end))
         if found:
             raise ShardError(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from compute.experts import registered_arena
 from compute.experts.registered_arena import CudaRegistrar, RegisteredArena
@@ -56,6 +59,36 @@ def _chunks_are_of_few_slots(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Rooms, "chunk_slots", 24)
     yield
     close_rigs()
+
+
+class Held:
+    """`ready` that is written only once somebody has asked for news, or has had the time to."""
+
+    def __init__(self, ready: NDArray[np.bool_]) -> None:
+        self.values = ready
+        self.asked = threading.Event()
+
+    def __getitem__(self, place: int) -> bool:
+        return bool(self.values[place])
+
+    def __setitem__(self, place: slice, value: bool) -> None:
+        self.asked.wait(0.2)
+        self.values[place] = value
+
+
+def test_news_asked_for_just_before_a_chunk_is_ready_come_again(daemon: ArenaDaemon) -> None:
+    """Else a table is built without the chunk, and nobody asks for it again."""
+    registrar = SlowRegistrar()
+    arena = RegisteredArena(daemon.arena, 24, CPU, registrar)
+    held = arena.ready = Held(arena.ready)  # type: ignore[assignment]
+    registrar.let.release()
+    knows, end = False, time.monotonic() + 5
+    while not (held[0] and held.asked.is_set()) and time.monotonic() < end:
+        if arena.take_news():
+            knows = held[0]
+            held.asked.set()
+    assert held[0]
+    assert knows or arena.take_news()
 
 
 def test_without_a_gpu_every_slot_is_ready_and_nothing_is_registered(daemon: ArenaDaemon) -> None:

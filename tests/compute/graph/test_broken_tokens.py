@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from compute.experts import device_copies
+from compute.experts import device_copies, registered_arena
 from compute.experts.request_io import RequestCancelled, Waiting
 from compute.graph.runner import Runner
 from compute.graph.timings import StepTimer
 from compute.model.sequence import Sequence
-from protocol.errors import DaemonLost, ShardError
+from protocol.arena.layout import Rooms
+from protocol.errors import ConfigError, DaemonLost, ShardError
 from protocol.files.checkpoint import Checkpoint, open_checkpoint
 from tests.support.decode_rig import CONTEXT, Rig, demo, make_experts, make_rig, model_of
 from tests.support.fake_checkpoint import write_fake_checkpoint
@@ -266,6 +267,74 @@ def test_a_token_that_broke_has_no_line_of_timings_and_its_marks_count_nowhere()
     made.runner.step(8)
     made.runner.finish()
     assert [line.split()[2] for line in lines] == ["5:"]
+
+
+def test_a_token_that_could_not_begin_has_no_line_of_timings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[str] = []
+    made = make_rig(mode="segment", timer=StepTimer(torch.device("cpu"), lines.append))
+    made.prefill(PROMPT)
+    made.runner.step(5)
+
+    def fails() -> None:
+        raise ConfigError("cudaHostRegister")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(made.experts, "take_arrived", fails)
+        with pytest.raises(ConfigError):
+            made.runner.step(6)
+    made.runner.finish()
+    assert [line.split()[2] for line in lines] == ["5:"]
+
+
+def test_what_was_launched_has_ended_before_a_lost_daemons_successor_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request that finds it dead has not waited for the rest of its segment."""
+    made, daemon = mortal_rig(mode="segment", boundaries="whole")
+    made.prefill(PROMPT)
+    made.runner.step(7)
+    daemon.drop(3, int(made.runner._headers.all_picks()[3, 0]))
+    made.runner.sequence.position -= 1
+    monkeypatch.setattr(made.experts, "_drain", lambda: daemon.events.append("drain"))
+    daemon.dies_in = "miss"
+    made.runner.step(7)
+    events = daemon.events[daemon.events.index("lost") :]
+    assert events[1:3] == ["drain", "resync"]
+
+
+def test_an_arena_that_grew_before_its_daemon_was_lost_is_read_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registered_arena, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(Rooms, "chunk_slots", 24)
+    made, daemon = mortal_rig(mode="segment")
+    n_slots = daemon.n_slots
+
+    class Free:
+        """Registers at once."""
+
+        def register(self, start: int, n_bytes: int) -> None: ...
+        def unregister(self, start: int) -> None: ...
+
+    daemon.n_slots = 100
+    daemon._owner = [None] * 100
+    daemon.table[:] = -1
+    daemon._changed.clear()
+    daemon.welcome = daemon._welcome()
+    experts = make_experts(daemon, demo(), 0, made.model.device, Free())
+    experts.waiting = Waiting(daemon_wait_s=5)
+    grown = Rig(made.model, daemon, experts, Runner(made.model, made.runner.sequence, experts))
+    plain = make_rig(mode="segment")
+    for one in (grown, plain):
+        one.prefill(PROMPT)
+    assert grown.greedy(3) == plain.greedy(3)
+    daemon.n_slots = n_slots
+    daemon.dies_in = "take_rows"
+    assert grown.greedy(30) == plain.greedy(30)
+    assert max(daemon.table.flat) >= 100
+    assert same_state(grown, plain)
 
 
 def test_a_copy_that_ends_between_two_pieces_is_no_fault_of_the_routing(

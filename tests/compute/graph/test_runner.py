@@ -154,6 +154,22 @@ def test_no_byte_depends_on_slots_that_a_request_leaves_open(device: str, n_devi
     assert device != "cpu" or any(nan)
 
 
+def test_what_oracle_compares_counts_neither_as_a_hit_nor_as_a_miss() -> None:
+    counted = []
+    for mode in ("segment", "oracle"):
+        made = make_rig(mode=mode, boundaries="whole", n_slots=14)
+        made.prefill(PROMPT)
+        io = made.experts.io
+        before = io.hits
+        made.greedy(4)
+        counted.append((io.hits - before, made.runner.counters.misses))
+    (hits, misses), (own_hits, all_misses) = counted
+    n_picks = 4 * demo().config.n_layers * demo().config.top_k
+    assert 0 <= own_hits <= n_picks
+    assert abs(own_hits - hits) < n_picks // 4  # what was compared may have evicted others
+    assert all_misses > misses
+
+
 def test_a_request_leaves_before_the_rest_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = rig_without_a_pick(3)
     runner, events = made.runner, made.daemon.events

@@ -35,6 +35,25 @@ def layer_hashes(lines: list[str]) -> dict[tuple[str, str], list[str]]:
     return {(words[1], words[3].partition("..")[2]): words[4:] for words in split}
 
 
+@pytest.mark.parametrize("disturbs", ["another sequence", "a prompt"])
+def test_rows_that_were_asked_for_and_dropped_are_asked_for_again(disturbs: str) -> None:
+    first, plain = make_rig(mode="segment"), make_rig(mode="segment")
+    second = beside(first, mode="segment")
+    for made in (first, second, plain):
+        made.prefill(PROMPTS[0])
+    first.runner.expect(42)
+    if disturbs == "a prompt":
+        first.prefill([5])
+        plain.prefill([5])
+    else:
+        second.runner.expect(43)
+        second.runner.step(43)
+    for token in (42, 44):
+        first.runner.step(token)
+        plain.runner.step(token)
+    assert (first.runner.logits() == plain.runner.logits()).all()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mode", ["layer", "segment"])
 @pytest.mark.parametrize("n_slots", [256, 60])

@@ -85,6 +85,15 @@ def test_timings_are_a_line_a_token_and_change_no_bit(device: str, mode: str) ->
         assert min(of["compute"], of["attention"], of["sampling"], of["fetch"]) > 0
 
 
+def test_counts_are_a_line_every_32_tokens() -> None:
+    lines: list[str] = []
+    made = make_rig(mode="segment", boundaries="whole", log=lines.append)
+    made.prefill(PROMPT)
+    made.greedy(65)
+    assert len(lines) == 3
+    assert all(line.startswith("graphs: ") for line in lines)
+
+
 def test_a_miss_is_a_line_and_counts_run_on() -> None:
     lines: list[str] = []
     made = make_rig(mode="segment", boundaries="whole", log=lines.append)

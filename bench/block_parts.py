@@ -92,7 +92,11 @@ def random_blocks(copies: int, n: int, k: int, name: str) -> Tensor:
     size = UNITS[name].block_bytes
     shape = (copies, n, k // 256 * size)
     data = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda")
-    blocks = data.view(-1, size)
-    for at in _SCALES.get(name, range(1, size, 34)):
-        blocks[:, at] = 0x14
+    tame(data.view(-1, size), name)
     return data
+
+
+def tame(blocks: Tensor, name: str) -> None:
+    """Make the scales of blocks [n, bytes of 256 values] small."""
+    for at in _SCALES.get(name, range(1, blocks.shape[1], 34)):
+        blocks[:, at] = 0x14

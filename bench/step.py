@@ -4,11 +4,12 @@
                          [--miss-rate R]
 
 Weights of the released sizes are made on the device, more of each than its cache holds, and each
-part is replayed as one graph. The ceilings, a kernel that copies and one that only reads, are
-measured in the same run, and so are a chunk's experts beside torch's matrix product: see
-bench/prefill.py. With --miss-rate tokens with R misses are measured too, their experts read
-by a daemon from files under /var/tmp: see bench/miss_rate.py. Prints one JSON object as the last
-line.
+part is replayed as one graph. --format is of the experts, in the whole step and in chunks too; the
+step's dense weights are official ones, GGUF's are measured apart. The ceilings, a kernel that
+copies and one that only reads, are measured in the same run, and so are a chunk's experts beside
+torch's matrix product: see bench/prefill.py. With --miss-rate tokens with R misses are measured
+too, their experts read by a daemon from files under /var/tmp: see bench/miss_rate.py. Prints one
+JSON object as the last line.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bench.in_place import in_place
 from bench.index_parts import index_parts
 from bench.prefill import chunk_experts, product_rate
 from bench.timing import ceilings, seconds
-from bench.whole_step import whole_step
+from bench.whole_step import OFFICIAL, whole_step
 from kernels.attend_sparse import attend_sparse
 from kernels.formats.fp4_expert import Fp4Shape
 from kernels.gemv import gemv
@@ -86,11 +87,14 @@ def main() -> int:
     for name, micros in [router_part(args.rows, repeats), *attention_parts(repeats).items()]:
         found[name] = micros
         print(f"{name:24} {micros:8.2f} us")
-    found |= index_parts(repeats) | draw_parts(repeats) | in_place(2 if args.quick else 8, repeats)
+    found |= index_parts(repeats) | draw_parts(repeats)
+    if args.format == "fp4":
+        found |= in_place(2 if args.quick else 8, repeats)
     found["bf16_tflops"] = product_rate(repeats) / 1e12
     found |= chunk_experts(args.format, [2048] if args.quick else [2048, 8192], repeats, found)
     torch.cuda.empty_cache()
-    whole = whole_step(n_layers, repeats, best)
+    formats = block_parts.FORMATS.get(args.format, OFFICIAL)
+    whole = whole_step(n_layers, repeats, best, formats)
     for name, value in whole.items():
         print(f"{name:24} {value:8.2f}")
     found |= whole
@@ -99,7 +103,8 @@ def main() -> int:
 
         torch.cuda.empty_cache()
         found |= at_rate(args.miss_rate, n_layers, quick=args.quick)
-    print(json.dumps({name: round(value, 4) for name, value in found.items()}))
+    figures = {name: round(value, 4) for name, value in found.items()}
+    print(json.dumps({"format": args.format, **figures}))
     return 0
 
 

@@ -17,6 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.block_parts import tame
 from bench.timing import seconds, wall_seconds
 from compute.experts.arena_view import PieceShapes
 from compute.experts.tiers import ExpertTiers
@@ -34,11 +35,14 @@ from compute.model.weights import (
     ModelWeights,
     MoeWeights,
 )
+from kernels.block_words import UNITS
 from protocol.files.model_config import ModelConfig, parse_model_config
 from protocol.files.slice_map import FP4, ROW_E4M3
 from tests.support.released_config import released_config
 
 DEVICE = torch.device("cuda")
+Formats = tuple[str, str, str]  # of gate, up and down
+OFFICIAL: Formats = (FP4, FP4, FP4)
 FREE_BYTES = 12 << 30  # left for activations, graphs and the ceilings' own tensors
 CONTEXT = 8192
 
@@ -89,7 +93,7 @@ def highway(c: ModelConfig) -> HighwayWeights:
     return HighwayWeights(fn, ones(lines) * 0.1, torch.zeros(lines, device=DEVICE))
 
 
-def layer_of(c: ModelConfig, layer: int) -> LayerWeights:
+def layer_of(c: ModelConfig, layer: int, formats: Formats) -> LayerWeights:
     """Return a layer's dense weights."""
     is_index, is_source = layer in c.index_source_layers, layer in c.kv_source_layers
     width = c.index_n_heads * c.index_head_dim
@@ -120,7 +124,7 @@ def layer_of(c: ModelConfig, layer: int) -> LayerWeights:
         compressor=compressor,
     )
     moe = MoeWeights(
-        formats=(FP4, FP4, FP4),
+        formats=formats,
         router=bf16(c.n_experts, c.hidden_size).values,
         bias=torch.zeros(c.n_experts, device=DEVICE),
         shared_gate_up=fp8(2 * c.expert_width, c.hidden_size),
@@ -130,12 +134,12 @@ def layer_of(c: ModelConfig, layer: int) -> LayerWeights:
     return LayerWeights(highway(c), norm, attention, highway(c), norm, moe, engram)
 
 
-def model_of(config: ModelConfig) -> Model:
-    """Return a model of random dense weights."""
+def model_of(config: ModelConfig, formats: Formats = OFFICIAL) -> Model:
+    """Return a model of random dense weights, official ones, whose experts have such formats."""
     embed = torch.randn(config.vocab_size, config.hidden_size, device=DEVICE, dtype=torch.bfloat16)
     weights = ModelWeights(
         embed=embed,
-        layers=tuple(layer_of(config, layer) for layer in range(config.n_layers)),
+        layers=tuple(layer_of(config, layer, formats) for layer in range(config.n_layers)),
         norm=ones(config.hidden_size),
         head=bf16(config.vocab_size, config.hidden_size),
     )
@@ -143,10 +147,16 @@ def model_of(config: ModelConfig) -> Model:
     return Model(config, weights, token_map, Precision.HIGHWAY, DEVICE)
 
 
-def pieces_of(config: ModelConfig) -> tuple[PieceShapes, int]:
-    """Return where an fp4 expert's pieces stand in a slot, and the slot's bytes."""
+def pieces_of(config: ModelConfig, formats: Formats = OFFICIAL) -> tuple[PieceShapes, int]:
+    """Return where an expert's pieces stand in a slot, and the slot's bytes."""
     w, h = config.expert_width, config.hidden_size
-    shapes = ((w, h // 2), (w, h // 32), (w, h // 2), (w, h // 32), (h, w // 2), (h, w // 32))
+    shapes: tuple[tuple[int, int], ...]
+    if formats == OFFICIAL:
+        shapes = ((w, h // 2), (w, h // 32), (w, h // 2), (w, h // 32), (h, w // 2), (h, w // 32))
+    else:
+        n_bytes = [UNITS[name].block_bytes for name in formats]  # of 256 values
+        gate, up, down = (k // 256 * n for k, n in zip((h, h, w), n_bytes, strict=True))
+        shapes = ((w, gate), (0, 0), (w, up), (0, 0), (h, down), (0, 0))
     offsets, at = [], 0
     for out, row in shapes:
         offsets.append(at)
@@ -154,19 +164,24 @@ def pieces_of(config: ModelConfig) -> tuple[PieceShapes, int]:
     return PieceShapes(tuple(offsets), shapes), -(-at // 4096) * 4096
 
 
-def tiers_of(config: ModelConfig, most_slots: int = 1 << 20) -> ExpertTiers:
+def tiers_of(config: ModelConfig, formats: Formats = OFFICIAL) -> ExpertTiers:
     """Return a table in which every key points at one of the slots that fit."""
-    pieces, slot_bytes = pieces_of(config)
+    pieces, slot_bytes = pieces_of(config, formats)
     free, _ = torch.cuda.mem_get_info()
-    n_slots = min(config.n_keys, most_slots, max(64, (free - FREE_BYTES) // slot_bytes))
+    n_slots = min(config.n_keys, max(64, (free - FREE_BYTES) // slot_bytes))
     layers = config.n_layers
-    formats = [(FP4, FP4, FP4)] * layers
-    tiers = ExpertTiers([pieces] * layers, formats, config.n_experts, slot_bytes, n_slots, DEVICE)
-    for slot in range(n_slots):
-        tiers.cache[slot].random_(0, 256)
-        for piece in (1, 3, 5):
-            at, (out, row) = pieces.offsets[piece], pieces.shapes[piece]
-            tiers.cache[slot, at : at + out * row] = 118
+    tiers = ExpertTiers(
+        [pieces] * layers, [formats] * layers, config.n_experts, slot_bytes, n_slots, DEVICE
+    )
+    for slot in tiers.cache:
+        slot.random_(0, 256)
+        for piece, (at, (out, row)) in enumerate(zip(pieces.offsets, pieces.shapes, strict=True)):
+            stored = slot[at : at + out * row]
+            if formats == OFFICIAL and piece % 2:
+                stored[:] = 118
+            elif row and formats != OFFICIAL:
+                name = formats[piece // 2]
+                tame(stored.view(-1, UNITS[name].block_bytes), name)
     tiers.set_arena(np.zeros(0, np.int64))
     keys = np.arange(config.n_keys).reshape(layers, config.n_experts)
     tiers.replace((keys % n_slots).astype(np.int32))
@@ -189,11 +204,16 @@ def n_bytes(value: Any) -> int:
     return 0
 
 
-def whole_step(n_layers: int, repeats: int, copy_tb_s: float) -> dict[str, float]:
-    """Return the step's time by one graph and eagerly, and its share of the floor's rate."""
+def whole_step(
+    n_layers: int, repeats: int, copy_tb_s: float, formats: Formats = OFFICIAL
+) -> dict[str, float]:
+    """Return the step's time by one graph and eagerly, and its share of the floor's rate.
+
+    formats  of the experts; dense weights are official ones
+    """
     config = config_of(n_layers)
-    model = model_of(config)
-    tiers = tiers_of(config)
+    model = model_of(config, formats)
+    tiers = tiers_of(config, formats)
     step = DecodeStep(model, Sequence(config, CONTEXT, DEVICE, Precision.HIGHWAY), tiers)
     step.buffers.staged_inputs.copy_(torch.tensor([17, 4001]))
     step.extend_reach(4001)

@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from .norm_latents import check_positions
+from .tensor_checks import check_contiguous
 
 TENSOR_ROWS, PLAIN_ROWS = 64, 32  # of a block
 
@@ -28,8 +29,8 @@ def scratch_parts(scratch: Tensor | None, n: int, k: int, like: Tensor) -> tuple
     """
     if scratch is None:
         scratch = torch.empty(n * (k + 2), dtype=torch.float32, device=like.device)
-    fits = scratch.dtype == torch.float32 and scratch.is_contiguous()
-    if not fits or scratch.numel() < n * (k + 2):
+    check_contiguous("attend_sparse", scratch=scratch)
+    if scratch.dtype != torch.float32 or scratch.numel() < n * (k + 2):
         raise ValueError(
             f"attend_sparse: scratch is {scratch.dtype} {tuple(scratch.shape)}, "
             f"wanted f32 [{n * (k + 2)}]"
@@ -70,9 +71,9 @@ def checked(
         out = torch.empty_like(q)
     if out.dtype not in {torch.float32, dtype} or out.shape != q.shape:
         raise ValueError(f"attend_sparse: out is {out.dtype} {tuple(out.shape)}")
-    for tensor in (q, ring, rows, selection, sink, out):
-        if tensor is not None and not tensor.is_contiguous():
-            raise ValueError(f"attend_sparse: a tensor {tuple(tensor.shape)} is not contiguous")
+    check_contiguous(
+        "attend_sparse", q=q, ring=ring, rows=rows, selection=selection, sink=sink, out=out
+    )
     return out
 
 

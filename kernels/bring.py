@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .device import can_be_read, runs_kernels
 from .reference import bring as reference
+from .tensor_checks import check_contiguous
 
 _BLOCK = 1024
 
@@ -38,8 +39,7 @@ def bring(source: Tensor, target: Tensor) -> None:
             f"bring: source {tuple(source.shape)} {source.dtype}, target {tuple(target.shape)} "
             f"{target.dtype}: wanted the same"
         )
-    if not (source.is_contiguous() and target.is_contiguous()):
-        raise ValueError("bring: source and target must be contiguous")
+    check_contiguous("bring", source=source, target=target)
     if not can_be_read(source, target):
         raise ValueError("bring: source must be page-locked or lie beside the target")
     if not runs_kernels(target):

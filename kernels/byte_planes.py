@@ -10,6 +10,7 @@ from torch import Tensor
 from .device import runs_kernels
 from .early_launch import early, join_previous
 from .reference import byte_planes as reference
+from .tensor_checks import check_contiguous, check_tensor
 
 Planes = tuple[Tensor, Tensor, Tensor]
 
@@ -80,12 +81,11 @@ def byte_planes(x: Tensor, *, out: Planes | None = None) -> Planes:
     """
     if x.dim() != 2 or x.shape[1] % 32 or x.dtype not in {torch.bfloat16, torch.float32}:
         raise ValueError(f"byte_planes: x is {x.dtype} {tuple(x.shape)}, wanted [T, 32 n] floats")
-    if not x.is_contiguous():
-        raise ValueError("byte_planes: x is not contiguous")
+    check_contiguous("byte_planes", x=x)
     rows, k = x.shape
     n_groups = k // 32
     if out is not None:
-        _check_out(out, rows, k)
+        check_planes("byte_planes", "out", out, rows, k)
     if not runs_kernels(x):
         return _filled(reference.byte_planes(x), out)
     planes, offsets, scales = empty_planes(rows, k, x.device) if out is None else out
@@ -112,10 +112,12 @@ def empty_planes(rows: int, k: int, device: torch.device) -> Planes:
     return planes, offsets, scales
 
 
-def _check_out(out: Planes, rows: int, k: int) -> None:
-    wanted = [(rows, 3, 2, k // 8), (rows, k // 32), (rows, k // 32)]
-    if [tuple(part.shape) for part in out] != wanted or not all(p.is_contiguous() for p in out):
-        raise ValueError(f"byte_planes: out is {[tuple(p.shape) for p in out]}, wanted {wanted}")
+def check_planes(launcher: str, name: str, planes: Planes, rows: int, k: int) -> None:
+    """Raise ValueError unless planes, offsets and scales are those of `rows` rows of k values."""
+    parts, offsets, scales = planes
+    check_tensor(launcher, f"{name}[0]", parts, (rows, 3, 2, k // 8), torch.int32)
+    check_tensor(launcher, f"{name}[1]", offsets, (rows, k // 32), torch.int32)
+    check_tensor(launcher, f"{name}[2]", scales, (rows, k // 32), torch.float32)
 
 
 def _filled(found: Planes, out: Planes | None) -> Planes:

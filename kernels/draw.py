@@ -12,6 +12,7 @@ from .draw_best import draw_best
 from .id_weights import load_weights, share_of, store_id
 from .libm import exp_powers
 from .reference import draw as reference
+from .tensor_checks import check_contiguous, check_tensor
 
 _BLOCK = 1024
 _MOST = 1 << 19  # of ids: a program holds the counts of all their blocks
@@ -63,21 +64,16 @@ def draw(
     Raises ValueError on a shape or dtype that differs. Equal to `reference.draw`. Reads the numbers
     as it runs, so that a recorded launch serves all of them.
     """
-    if logits.dim() != 1 or logits.dtype != torch.float32 or not logits.is_contiguous():
+    if logits.dim() != 1 or logits.dtype != torch.float32:
         raise ValueError(f"draw: logits are {logits.dtype} {tuple(logits.shape)}, wanted f32 [n]")
+    check_contiguous("draw", logits=logits)
     if not 1 <= logits.shape[0] <= _MOST:
         raise ValueError(f"draw: {logits.shape[0]} logits, wanted 1 to {_MOST}")
     if out is None:
         out = torch.empty(2, dtype=torch.int64, device=logits.device)
-    for name, tensor, size in (
-        ("likeliest", likeliest, 2),
-        ("numbers", numbers, 5),
-        ("out", out, 2),
-    ):
-        if tensor.dtype != torch.int64 or tuple(tensor.shape) != (size,) or tensor.stride(0) != 1:
-            raise ValueError(
-                f"draw: {name} is {tensor.dtype} {tuple(tensor.shape)}, not i64 {size}"
-            )
+    check_tensor("draw", "likeliest", likeliest, (2,), torch.int64)
+    check_tensor("draw", "numbers", numbers, (5,), torch.int64)
+    check_tensor("draw", "out", out, (2,), torch.int64)
     if not all(can_be_read(tensor, logits) for tensor in (likeliest, numbers, out)):
         raise ValueError(
             "draw: likeliest, numbers and out lie beside the logits or are page-locked"

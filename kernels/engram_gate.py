@@ -10,6 +10,7 @@ from torch import Tensor
 from .bf16_bits import round_to_bf16
 from .device import runs_kernels
 from .reference import engram_gate as reference
+from .tensor_checks import check_contiguous, check_rows
 
 
 @triton.jit
@@ -82,16 +83,16 @@ def engram_gate(
         raise ValueError(
             f"engram_gate: kv {tuple(kv.shape)} {kv.dtype} for streams {tuple(streams.shape)}"
         )
-    if tuple(weight.shape) != (n_streams, width) or not weight.is_contiguous():
+    if tuple(weight.shape) != (n_streams, width):
         raise ValueError(
             f"engram_gate: weight {tuple(weight.shape)} for streams {tuple(streams.shape)}"
         )
     if out is None:
-        out = torch.empty_like(streams)
+        out = torch.empty(streams.shape, dtype=streams.dtype, device=streams.device)
     if out.shape != streams.shape or out.dtype != streams.dtype:
         raise ValueError(f"engram_gate: out is {tuple(out.shape)} {out.dtype}")
-    if not (streams.is_contiguous() and out.is_contiguous() and kv.stride(1) == 1):
-        raise ValueError("engram_gate: streams, out and rows of kv are contiguous")
+    check_contiguous("engram_gate", streams=streams, weight=weight, out=out)
+    check_rows("engram_gate", kv=kv)
     if not runs_kernels(streams):
         parts = kv.to(dtype).float()
         keys = parts[:, : n_streams * width].unflatten(1, (n_streams, width))

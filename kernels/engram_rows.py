@@ -11,6 +11,7 @@ from .bf16_bits import round_to_bf16
 from .device import runs_kernels
 from .reference import engram_rows as reference
 from .round_fp8 import round_groups_to_fp8
+from .tensor_checks import check_rows, check_tensor
 
 _GROUPS_A_PROGRAM = 8
 # name: number in the kernel, values and bytes of a block
@@ -111,8 +112,9 @@ def engram_rows(
     n_rows = len(data)
     columns = columns or n_rows
     number, values, n_bytes = _FORMATS.get(row_format, (0, 0, 0))
-    if not values or dim % values or data.dtype != torch.uint8 or data.stride(1) != 1:
+    if not values or dim % values or data.dtype != torch.uint8:
         raise ValueError(f"engram_rows: {data.dtype} rows of {dim} values as {row_format}")
+    check_rows("engram_rows", data=data)
     if data.shape[1] < dim // values * n_bytes or (columns and n_rows % columns):
         raise ValueError(
             f"engram_rows: {tuple(data.shape)} bytes for {columns} columns of {dim} values"
@@ -121,8 +123,7 @@ def engram_rows(
     if out is None:
         out = torch.empty(shape, dtype=torch.float32, device=data.device)
     kinds = {torch.float32, dtype}
-    if tuple(out.shape) != shape or out.dtype not in kinds or not out.is_contiguous():
-        raise ValueError(f"engram_rows: out is {tuple(out.shape)}, wanted contiguous f32 {shape}")
+    check_tensor("engram_rows", "out", out, shape, *kinds)
     if not runs_kernels(data):
         rows = data.unflatten(0, (-1, columns)) if n_rows else data.view(0, 0, data.shape[1])
         found = reference.engram_rows(rows, dim, dtype=dtype, rounds=rounds, row_format=row_format)

@@ -10,6 +10,7 @@ from torch import Tensor
 from .bf16_bits import round_to_bf16
 from .device import runs_kernels
 from .reference import fp8_to_bf16 as reference
+from .tensor_checks import check_contiguous
 
 _ROWS, _TILES = 8, 16  # of a program; a tile is 32 columns wide
 
@@ -49,8 +50,7 @@ def fp8_to_bf16(codes: Tensor, scales: Tensor) -> Tensor:
             f"fp8_to_bf16: codes are {codes.dtype} {tuple(codes.shape)}, "
             f"scales {scales.dtype} {tuple(scales.shape)}, wanted uint8, scales {wanted}"
         )
-    if not (codes.is_contiguous() and scales.is_contiguous()):
-        raise ValueError("fp8_to_bf16: codes and scales are contiguous")
+    check_contiguous("fp8_to_bf16", codes=codes, scales=scales)
     if not runs_kernels(codes):
         return reference.fp8_to_bf16(codes, scales)
     out = torch.empty((n, k), dtype=torch.bfloat16, device=codes.device)

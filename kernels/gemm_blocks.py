@@ -16,6 +16,7 @@ from .device import runs_kernels, speaks_ptx
 from .formats import FORMATS
 from .reference import gemm_blocks as reference
 from .reference.gemm_blocks import FORMS
+from .tensor_checks import check_contiguous, check_tensor
 from .tiled_rows import tiled_rows
 
 _ROWS = 64
@@ -57,8 +58,7 @@ def gemm_blocks(
     n, k = _check(x, weight, name)
     if out is None:
         out = torch.empty((x.shape[0], n), dtype=torch.float32, device=x.device)
-    elif tuple(out.shape) != (x.shape[0], n) or not out.is_contiguous():
-        raise ValueError(f"gemm_blocks: out is {tuple(out.shape)}, wanted {(x.shape[0], n)}")
+    check_tensor("gemm_blocks", "out", out, (x.shape[0], n), torch.float32)
     if not runs_kernels(x):
         return out.copy_(reference.gemm_blocks(x, weight, name))
     m = x.shape[0]
@@ -75,13 +75,14 @@ def gemm_blocks(
 def _check(x: Tensor, weight: Tensor, name: str) -> tuple[int, int]:
     if name not in FORMS:
         raise ValueError(f"gemm_blocks: format {name}, wanted one of {', '.join(FORMS)}")
-    if weight.dtype != torch.uint8 or weight.dim() != 2 or not weight.is_contiguous():
+    if weight.dtype != torch.uint8 or weight.dim() != 2:
         raise ValueError(f"gemm_blocks: weight is {weight.dtype} {tuple(weight.shape)}, wanted u8")
     block = FORMATS[name]
     n, row_bytes = weight.shape
     k = row_bytes // block.BLOCK_BYTES * block.BLOCK_VALUES
     if row_bytes % block.BLOCK_BYTES:
         raise ValueError(f"gemm_blocks: rows of {row_bytes} bytes are no whole blocks of {name}")
-    if x.dim() != 2 or x.shape[1] != k or not x.is_contiguous():
-        raise ValueError(f"gemm_blocks: x is {tuple(x.shape)}, wanted [M, {k}], contiguous")
+    if x.dim() != 2 or x.shape[1] != k:
+        raise ValueError(f"gemm_blocks: x is {tuple(x.shape)}, wanted [M, {k}]")
+    check_contiguous("gemm_blocks", x=x, weight=weight)
     return n, k

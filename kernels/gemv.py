@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .device import runs_kernels, speaks_ptx
 from .reference import gemv as reference
+from .tensor_checks import check_contiguous, check_rows, check_tensor
 
 MAX_ROWS = 8
 
@@ -88,12 +89,7 @@ def gemv(
     _check(x, weight, scales, groups)
     if out is None:
         out = torch.empty((x.shape[0], n), dtype=torch.float32, device=x.device)
-    elif (
-        out.dtype != torch.float32 or tuple(out.shape) != (x.shape[0], n) or not out.is_contiguous()
-    ):
-        raise ValueError(
-            f"gemv: out is {out.dtype} {tuple(out.shape)}, wanted f32 {(x.shape[0], n)}"
-        )
+    check_tensor("gemv", "out", out, (x.shape[0], n), torch.float32)
     if not runs_kernels(x):
         return out.copy_(reference.gemv(x, weight, scales, groups))
     if x.shape[0] == 0:
@@ -122,10 +118,10 @@ def _check(x: Tensor, weight: Tensor, scales: Tensor | None, groups: int) -> Non
         raise ValueError(f"gemv: {x.shape[0]} rows, at most {MAX_ROWS}")
     if n % groups:
         raise ValueError(f"gemv: {n} matrix rows do not make {groups} equal groups")
-    if not (x.stride(1) == 1 and weight.is_contiguous()):
-        raise ValueError("gemv: rows of x and the weight are contiguous")
+    check_rows("gemv", x=x)
+    check_contiguous("gemv", weight=weight)
     wanted = torch.bfloat16 if scales is None else torch.uint8
     if weight.dtype != wanted:
         raise ValueError(f"gemv: weight is {weight.dtype}, wanted {wanted}")
-    if scales is not None and tuple(scales.shape) != (-(-n // 32), -(-k // 32)):
-        raise ValueError(f"gemv: scales are {tuple(scales.shape)} for a matrix of {n} x {k}")
+    if scales is not None:
+        check_tensor("gemv", "scales", scales, (-(-n // 32), -(-k // 32)), torch.uint8)

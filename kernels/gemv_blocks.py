@@ -18,6 +18,7 @@ from .formats import FORMATS
 from .plain_blocks import plain_block_rows
 from .q8_1_rows import Rows, q8_1_rows
 from .reference import gemv_blocks as reference
+from .tensor_checks import check_contiguous, check_tensor
 
 MAX_ROWS = 8
 
@@ -67,8 +68,9 @@ def gemv_blocks(
     n, k = _check(x, weight, name, groups)
     if out is None:
         out = torch.empty((x.shape[0], n), dtype=torch.float32, device=x.device)
-    elif tuple(out.shape) != (x.shape[0], n) or not out.is_contiguous():
-        raise ValueError(f"gemv_blocks: out is {tuple(out.shape)}, wanted {(x.shape[0], n)}")
+    check_tensor("gemv_blocks", "out", out, (x.shape[0], n), torch.float32)
+    for part in rows or ():
+        check_contiguous("gemv_blocks", rows=part)
     if not runs_kernels(x):
         return out.copy_(reference.gemv_blocks(x, weight, name, groups))
     if x.shape[0] == 0:
@@ -90,7 +92,7 @@ def gemv_blocks(
 def _check(x: Tensor, weight: Tensor, name: str, groups: int) -> tuple[int, int]:
     if name not in UNITS:
         raise ValueError(f"gemv_blocks: format {name}, wanted one of {', '.join(UNITS)}")
-    if weight.dtype != torch.uint8 or weight.dim() != 2 or not weight.is_contiguous():
+    if weight.dtype != torch.uint8 or weight.dim() != 2:
         raise ValueError(f"gemv_blocks: weight is {weight.dtype} {tuple(weight.shape)}, wanted u8")
     block = FORMATS[name]
     n, row_bytes = weight.shape
@@ -99,6 +101,7 @@ def _check(x: Tensor, weight: Tensor, name: str, groups: int) -> tuple[int, int]
         raise ValueError(f"gemv_blocks: {n} rows of {row_bytes} bytes, {groups} groups of {name}")
     if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != groups * k:
         raise ValueError(f"gemv_blocks: x is {x.dtype} {tuple(x.shape)}, wanted [M, {groups * k}]")
-    if x.shape[0] > MAX_ROWS or not x.is_contiguous():
-        raise ValueError(f"gemv_blocks: {x.shape[0]} rows, at most {MAX_ROWS}, contiguous")
+    if x.shape[0] > MAX_ROWS:
+        raise ValueError(f"gemv_blocks: {x.shape[0]} rows, at most {MAX_ROWS}")
+    check_contiguous("gemv_blocks", x=x, weight=weight)
     return n, k

@@ -8,12 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from .bf16_bits import round_to_bf16
-from .byte_planes import Planes, byte_planes, store_byte_planes
+from .byte_planes import Planes, byte_planes, check_planes, store_byte_planes
 from .device import runs_kernels
 from .early_launch import early, join_previous
 from .reference import hc_collapse as reference
 from .reference.round_fp8 import round_fp8
 from .round_fp8 import round_groups_to_fp8
+from .tensor_checks import check_contiguous, check_tensor
 
 
 @triton.jit
@@ -80,20 +81,20 @@ def hc_collapse_norm(
 
     streams  [T, S, H] bf16 or f32, contiguous
     pre      [T, S] f32, contiguous
-    weight   [H] f32
+    weight   [H] f32, contiguous
     dtype    of the mixed row before its norm and of the result: bf16 or f32
     rounded  [T, H] f32 or bf16: the result rounded to fp8 as well, where given; H a multiple of 32
     planes   of `byte_planes`: the result's, where given; H a multiple of 32
     returns  [T, H] `dtype`, in `out` where given; `out` may be f32 whatever `dtype` is
 
-    Raises ValueError on a shape that differs. Within 2e-6 (relative, f32) of
+    Raises ValueError on a shape, dtype or stride that differs. Within 2e-6 (relative, f32) of
     `reference.hc_collapse_norm`; in bf16 a value on a rounding tie may move by one ulp.
     Source: model specification, sections 2.2, 2.3 and 3.1, COLLAPSE.
     """
-    _check(streams, pre, weight, rounded)
     n_tokens, n_streams, width = streams.shape
     if out is None:
         out = torch.empty((n_tokens, width), dtype=dtype, device=streams.device)
+    _check(streams, pre, weight, out, rounded, planes, dtype)
     if not runs_kernels(streams):
         out.copy_(reference.hc_collapse_norm(streams, pre, weight, eps, dtype))
         if rounded is not None:
@@ -113,15 +114,23 @@ def hc_collapse_norm(
     return out
 
 
-def _check(streams: Tensor, pre: Tensor, weight: Tensor, rounded: Tensor | None) -> None:
-    n_tokens, n_streams, width = streams.shape
-    if tuple(pre.shape) != (n_tokens, n_streams) or tuple(weight.shape) != (width,):
-        raise ValueError(
-            f"hc_collapse_norm: pre {tuple(pre.shape)} and weight {tuple(weight.shape)} "
-            f"for streams {tuple(streams.shape)}"
-        )
-    if rounded is not None and (width % 32 or tuple(rounded.shape) != (n_tokens, width)):
-        raise ValueError(
-            f"hc_collapse_norm: rounded {tuple(rounded.shape)} for streams "
-            f"{tuple(streams.shape)} of whole groups of 32"
-        )
+def _check(
+    streams: Tensor,
+    pre: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    rounded: Tensor | None,
+    planes: Planes | None,
+    dtype: torch.dtype,
+) -> None:
+    who, (n_tokens, n_streams, width) = "hc_collapse_norm", streams.shape
+    check_contiguous(who, streams=streams)
+    check_tensor(who, "pre", pre, (n_tokens, n_streams), torch.float32)
+    check_tensor(who, "weight", weight, (width,), torch.float32)
+    check_tensor(who, "out", out, (n_tokens, width), torch.float32, dtype)
+    if width % 32 and not (rounded is None and planes is None):
+        raise ValueError(f"hc_collapse_norm: rows of {width} are no whole groups of 32")
+    if rounded is not None:
+        check_tensor(who, "rounded", rounded, (n_tokens, width), torch.float32, torch.bfloat16)
+    if planes is not None:
+        check_planes(who, "planes", planes, n_tokens, width)

@@ -13,6 +13,7 @@ from .early_launch import early, join_previous
 from .reference import hc_expand as reference
 from .reference.sum_parts import sum_parts
 from .sum_parts import plan_sum
+from .tensor_checks import check_tensor
 
 _BLOCK = 256
 
@@ -81,14 +82,15 @@ def hc_expand(
     streams  [T, S, H] bf16 or f32
     post     [T, S] f32
     comb     [T, S, S] f32, the first index is summed
-    present  [K] i64, where given: y is then [K, H] f32, what one token's experts gave in plan
-             order, and those that are 0 here are not read; T is 1
+    present  [K] i64, contiguous, where given: y is then [K, H] f32, what one token's experts gave
+             in plan order, and those that are 0 here are not read; T is 1
     shared   [T, H] f32: the shared expert's row, added to y last, where given
     dtype    what the shared row, and then y, are rounded to; None: they are taken as they are
     returns  [T, S, H], dtype of streams, in `out` where given (not `streams` itself)
 
-    Raises ValueError on a shape that differs. Within 1e-6 (relative, f32) of `reference.hc_expand`.
-    Source: model specification, section 3.1, EXPAND.
+    Inputs that are not contiguous are copied. Raises ValueError on a shape that differs, and on
+    another dtype or stride of `present` or `out`. Within 1e-6 (relative, f32) of
+    `reference.hc_expand`. Source: model specification, section 3.1, EXPAND.
     """
     n_tokens, n_streams, width = streams.shape
     n_rows = n_tokens if present is None else present.shape[0]
@@ -105,8 +107,11 @@ def hc_expand(
         raise ValueError(
             f"hc_expand: shared {tuple(shared.shape)} for streams {tuple(streams.shape)}"
         )
+    if present is not None:
+        check_tensor("hc_expand", "present", present, (n_rows,), torch.int64)
     if out is None:
-        out = torch.empty_like(streams)
+        out = torch.empty(streams.shape, dtype=streams.dtype, device=streams.device)
+    check_tensor("hc_expand", "out", out, tuple(streams.shape), streams.dtype)
     if not runs_kernels(y):
         if present is not None:
             y = sum_parts(y, None, None, torch.float32, present)

@@ -16,6 +16,7 @@ from torch import Tensor
 from .device import runs_kernels
 from .early_launch import early, join_previous
 from .reference import hc_mix as reference
+from .tensor_checks import check_contiguous, check_tensor
 
 _COLUMNS = 256  # of the flattened streams, a program
 _TOKENS = 16  # of a chunk, a program: each reads the projection's columns once for all of them
@@ -115,19 +116,22 @@ def hc_mix(
 
     streams  [T, S, H] bf16 or f32, contiguous, S a power of two
     fn       [S * (S + 2), S * H] f32, contiguous
-    scale    [S * (S + 2)] f32, base the same
+    scale    [S * (S + 2)] f32, contiguous, base the same
     returns  pre [T, S], post [T, S], comb [T, S, S], all f32, in `out` where given
 
-    Raises ValueError on a shape that differs. Within 1e-5 of `reference.hc_mix`; a token's bits do
-    not depend on the others. Source: model specification, section 3.1.
+    Raises ValueError on a shape, dtype or stride that differs. Within 1e-5 of `reference.hc_mix`;
+    a token's bits do not depend on the others. Source: model specification, section 3.1.
     """
     n_tokens, n, width = streams.shape
     lines = n * (n + 2)
-    if tuple(fn.shape) != (lines, n * width) or tuple(scale.shape) != (lines,):
-        raise ValueError(
-            f"hc_mix: fn {tuple(fn.shape)} and scale {tuple(scale.shape)} "
-            f"for streams {tuple(streams.shape)}"
-        )
+    check_contiguous("hc_mix", streams=streams)
+    check_tensor("hc_mix", "fn", fn, (lines, n * width), torch.float32)
+    check_tensor("hc_mix", "scale", scale, (lines,), torch.float32)
+    check_tensor("hc_mix", "base", base, (lines,), torch.float32)
+    if out is not None:
+        shapes = ((n_tokens, n), (n_tokens, n), (n_tokens, n, n))
+        for at, (tensor, shape) in enumerate(zip(out, shapes, strict=True)):
+            check_tensor("hc_mix", f"out[{at}]", tensor, shape, torch.float32)
     if not runs_kernels(streams) or n & (n - 1):
         found = reference.hc_mix(
             streams, fn, scale, base, n_iterations=n_iterations, hc_eps=hc_eps, norm_eps=norm_eps

@@ -11,6 +11,7 @@ from .bf16_bits import round_to_bf16
 from .device import runs_kernels
 from .fp4_groups import round_groups_to_fp4_index
 from .reference import index_keys as reference
+from .tensor_checks import check_rows, check_tensor
 from .turn_tail import turn_tail
 
 
@@ -72,7 +73,7 @@ def index_keys(
     projected  [N, k] f32, rows contiguous: row i is of group first // ratio + i; rows of groups
                that do not close within the step are not read
     first      [1] i64, the position of the step's first token of `n_tokens`
-    norm       [k] f32
+    norm       [k] f32, contiguous
     turns      [P, r / 2, 2] f32, P > the last position; a key is turned at its group's first one
     keys       [G, k] `dtype`: row g is written for each group g that closes within the step
     rounds     whether keys are rounded to fp4
@@ -87,9 +88,11 @@ def index_keys(
             f"index_keys: projected is {projected.dtype} {tuple(projected.shape)}, "
             f"wanted f32 [N, {width}]"
         )
-    if keys.dtype != dtype or not (keys.is_contiguous() and turns.is_contiguous()):
-        raise ValueError(f"index_keys: keys are {keys.dtype}, wanted contiguous {dtype}")
-    if projected.stride(1) != 1 or len(projected) < n_tokens // ratio + (ratio > 1):
+    check_rows("index_keys", projected=projected)
+    check_tensor("index_keys", "norm", norm, (width,), torch.float32)
+    check_tensor("index_keys", "turns", turns, tuple(turns.shape), torch.float32)
+    check_tensor("index_keys", "keys", keys, (len(keys), width), dtype)
+    if len(projected) < n_tokens // ratio + (ratio > 1):
         raise ValueError(f"index_keys: {len(projected)} rows for {n_tokens} tokens")
     if not runs_kernels(projected):
         reference.index_keys(

@@ -11,6 +11,7 @@ from .bf16_bits import round_to_bf16
 from .device import runs_kernels
 from .fp4_groups import round_groups_to_fp4_index
 from .reference import index_queries as reference
+from .tensor_checks import check_contiguous, check_rows, check_tensor
 from .turn_tail import turn_tail
 
 _HEADS_A_PROGRAM = 4
@@ -76,13 +77,12 @@ def index_queries(
             f"index_queries: projected is {projected.dtype} {tuple(projected.shape)}, "
             f"wanted f32 heads of {dim}"
         )
-    if projected.stride(1) != 1 or not turns.is_contiguous():
-        raise ValueError("index_queries: rows of projected and turns are contiguous")
+    check_rows("index_queries", projected=projected)
+    check_contiguous("index_queries", turns=turns)
     shape = (n_tokens, n_heads, dim)
     if out is None:
         out = torch.empty(shape, dtype=torch.float32, device=projected.device)
-    if tuple(out.shape) != shape or not out.is_contiguous() or out.dtype != torch.float32:
-        raise ValueError(f"index_queries: out is {tuple(out.shape)}, wanted f32 {shape}")
+    check_tensor("index_queries", "out", out, shape, torch.float32)
     if not runs_kernels(projected):
         found = reference.index_queries(
             projected, first, turns, dim=dim, dtype=dtype, rounds=rounds

@@ -14,6 +14,7 @@ from torch import Tensor
 from .bf16_bits import round_to_bf16
 from .device import interpreted, runs_kernels
 from .reference import index_scores as reference
+from .tensor_checks import check_contiguous, check_rows
 
 _KEYS_A_BLOCK = {torch.bfloat16: 128, torch.float32: 32}
 _PROGRAMS = 264  # two for each multiprocessor of the largest device yet
@@ -138,7 +139,8 @@ def index_scores(
     if scores is None:
         shape = (n_tokens, n_keys)
         scores = torch.full(shape, -torch.inf, dtype=torch.float32, device=keys.device)
-    if tuple(scores.shape) != (n_tokens, n_keys) or scores.stride(1) != 1:
+    check_rows("index_scores", scores=scores)
+    if tuple(scores.shape) != (n_tokens, n_keys) or scores.dtype != torch.float32:
         raise ValueError(f"index_scores: scores are {tuple(scores.shape)}")
     scale = dim**-0.5 * n_heads**-0.5
     if not runs_kernels(keys):
@@ -173,6 +175,8 @@ def _check(queries: Tensor, projection: Tensor, keys: Tensor, dtype: torch.dtype
         )
     if keys.dtype != dtype or dtype not in {torch.bfloat16, torch.float32}:
         raise ValueError(f"index_scores: keys are {keys.dtype}, wanted {dtype}")
-    for x in (queries, projection, keys):
-        if not x.is_contiguous() or (x is not keys and x.dtype != torch.float32):
-            raise ValueError("index_scores: queries and projection are f32, all are contiguous")
+    if not queries.dtype == projection.dtype == torch.float32:
+        raise ValueError(
+            f"index_scores: queries are {queries.dtype}, projection {projection.dtype}, wanted f32"
+        )
+    check_contiguous("index_scores", queries=queries, head_projection=projection, keys=keys)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .device import runs_kernels
 from .reference import likeliest as reference
+from .tensor_checks import check_contiguous, check_tensor
 
 _BLOCK = 1024
 _NAN_RANK = tl.constexpr(2147483647)
@@ -51,12 +52,14 @@ def likeliest(logits: Tensor, *, out: Tensor | None = None) -> Tensor:
 
     Raises ValueError on a shape or dtype that differs. Equal to `reference.likeliest`.
     """
-    if logits.dim() != 1 or logits.dtype != torch.float32 or not logits.is_contiguous():
+    if logits.dim() != 1 or logits.dtype != torch.float32:
         raise ValueError(f"likeliest: logits are {logits.dtype} {tuple(logits.shape)}, wanted f32")
+    check_contiguous("likeliest", logits=logits)
     if logits.shape[0] == 0:
         raise ValueError("likeliest: no logits")
     if out is None:
         out = torch.empty(2, dtype=torch.int64, device=logits.device)
+    check_tensor("likeliest", "out", out, (2,), torch.int64)
     if not runs_kernels(logits):
         return out.copy_(reference.likeliest(logits))
     n = logits.shape[0]

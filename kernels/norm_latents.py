@@ -16,6 +16,7 @@ from .device import runs_kernels
 from .early_launch import early, join_previous
 from .reference import norm_latents as reference
 from .round_fp8 import GROUP, round_groups_to_fp8
+from .tensor_checks import check_contiguous, check_rows, check_tensor
 from .turn_pairs import turn_pairs
 
 
@@ -94,7 +95,7 @@ def norm_latents(
     """Norm both parts of each row; the window row of position p goes to ring slot p mod W.
 
     projected  [T, q + k] f32, rows contiguous; rounded to `dtype` before anything else
-    q_norm     [q] f32; kv_norm [k] f32
+    q_norm     [q] f32, contiguous; kv_norm [k] f32, contiguous
     first      [1] int64 on the device, position of row 0
     turns      [P, r / 2, 2] f32, (cos, sin) by position, P >= first + T
     dtype      of activations: bf16 or f32
@@ -138,20 +139,22 @@ def _checked(
 ) -> Tensor:
     """Raise ValueError unless everything fits; return the tensor for the query latents."""
     n_tokens, width, k = projected.shape[0], len(q_norm), len(kv_norm)
-    if projected.dtype != torch.float32 or projected.dim() != 2 or projected.stride(1) != 1:
+    if projected.dtype != torch.float32 or projected.dim() != 2:
         raise ValueError(f"norm_latents: projected is {projected.dtype}, wanted f32 rows")
     if projected.shape[1] != width + k or (rounds and (width % GROUP or k % GROUP)):
         raise ValueError(f"norm_latents: {projected.shape[1]} columns for norms of {width} and {k}")
     if dtype not in {torch.bfloat16, torch.float32} or ring.dtype != dtype:
         raise ValueError(f"norm_latents: the ring is {ring.dtype}, activations are {dtype}")
-    if ring.dim() != 2 or ring.shape[1] != k or len(ring) < n_tokens or not ring.is_contiguous():
+    if ring.dim() != 2 or ring.shape[1] != k or len(ring) < n_tokens:
         raise ValueError(f"norm_latents: ring {tuple(ring.shape)} for {n_tokens} rows of {k}")
+    check_rows("norm_latents", projected=projected)
+    check_tensor("norm_latents", "q_norm", q_norm, (width,), torch.float32)
+    check_tensor("norm_latents", "kv_norm", kv_norm, (k,), torch.float32)
     check_positions("norm_latents", first, turns, k)
     if qr is None:
         qr = torch.empty((n_tokens, width), dtype=torch.float32, device=projected.device)
-    wanted = qr.dtype in {torch.float32, dtype} and tuple(qr.shape) == (n_tokens, width)
-    if not (wanted and qr.is_contiguous()):
-        raise ValueError(f"norm_latents: qr is {qr.dtype} {tuple(qr.shape)}")
+    check_tensor("norm_latents", "qr", qr, (n_tokens, width), torch.float32, dtype)
+    check_contiguous("norm_latents", ring=ring)
     return qr
 
 
@@ -160,5 +163,6 @@ def check_positions(who: str, first: Tensor, turns: Tensor, k: int) -> None:
     if first.dtype != torch.int64 or first.numel() != 1:
         raise ValueError(f"{who}: first is {first.dtype} {tuple(first.shape)}, wanted int64 [1]")
     fits = turns.dim() == 3 and turns.shape[2] == 2 and 2 * turns.shape[1] <= k and k % 2 == 0
-    if turns.dtype != torch.float32 or not (fits and turns.is_contiguous()):
+    if turns.dtype != torch.float32 or not fits:
         raise ValueError(f"{who}: turns are {turns.dtype} {tuple(turns.shape)} for rows of {k}")
+    check_contiguous(who, turns=turns)

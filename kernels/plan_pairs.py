@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .device import runs_kernels
 from .reference import plan_pairs as reference
+from .tensor_checks import check_contiguous
 
 _BLOCK = 2048
 
@@ -62,8 +63,7 @@ def plan_pairs(
             f"plan_pairs: picks {picks.dtype} {shape}, weights {weights.dtype} "
             f"{tuple(weights.shape)}, wanted int32 and f32 [T, K]"
         )
-    if not (picks.is_contiguous() and weights.is_contiguous()):
-        raise ValueError("plan_pairs: picks and weights are contiguous")
+    check_contiguous("plan_pairs", picks=picks, weights=weights)
     if not runs_kernels(picks):
         return reference.plan_pairs(picks, weights, n_experts)
     tokens, places = torch.empty_like(picks).view(-1), torch.empty_like(picks)

@@ -15,6 +15,7 @@ from .bf16_bits import round_to_bf16
 from .device import runs_kernels
 from .fp4_groups import round_groups_to_fp4_latent
 from .reference import pool_latents as reference
+from .tensor_checks import check_rows, check_tensor
 from .turn_tail import turn_tail
 
 
@@ -133,7 +134,7 @@ def pool_latents(
     open_kv      [S, k] f32, S >= ratio: what the tokens of open groups left at slot position % S;
                  None for ratio 1
     open_scores  [S, k] f32, the same
-    norm         [k] f32
+    norm         [k] f32, contiguous
     turns        [P, r / 2, 2] f32, P > the last position
     rows         [G, k] `dtype`: row g is written for each group g that closes within the step
     rounds       whether compressed rows are rounded to fp4
@@ -148,8 +149,8 @@ def pool_latents(
     """
     n_tokens, width = len(projected), rows.shape[1]
     latent = _checked(projected, ratio, open_kv, open_scores, rows, dtype, latent)
-    if turns.dtype != torch.float32 or not turns.is_contiguous() or not rows.is_contiguous():
-        raise ValueError("pool_latents: turns are contiguous f32, rows contiguous")
+    check_tensor("pool_latents", "norm", norm, (width,), torch.float32)
+    check_tensor("pool_latents", "turns", turns, tuple(turns.shape), torch.float32)
     if not runs_kernels(projected):
         return reference.pool_latents(
             projected, first, ratio, open_kv, open_scores, norm, turns, rows, eps,
@@ -186,16 +187,15 @@ def _checked(
             f"pool_latents: projected is {projected.dtype} {tuple(projected.shape)}, "
             f"wanted f32 [T, {columns}] for ratio {ratio} and rows of {width}"
         )
-    if rows.dtype != dtype or projected.stride(1) != 1:
-        raise ValueError(f"pool_latents: rows are {rows.dtype}, wanted {dtype}")
-    for state in (open_kv, open_scores) if ratio > 1 else ():
+    check_rows("pool_latents", projected=projected)
+    check_tensor("pool_latents", "rows", rows, (len(rows), width), dtype)
+    states = {"open_kv": open_kv, "open_scores": open_scores} if ratio > 1 else {}
+    for name, state in states.items():
         if state is None or state.shape[1] != width or len(state) < ratio:
             raise ValueError(f"pool_latents: the open state has {ratio} slots of {width} or more")
-        if state.dtype != torch.float32 or not state.is_contiguous():
-            raise ValueError("pool_latents: the open state is contiguous f32")
+        check_tensor("pool_latents", name, state, (len(state), width), torch.float32)
     wanted = (n_tokens if ratio == 1 else n_tokens // ratio + 1, width)
     if latent is None:
         latent = torch.empty(wanted, dtype=torch.float32, device=projected.device)
-    if tuple(latent.shape) != wanted or latent.dtype != torch.float32:
-        raise ValueError(f"pool_latents: latent is {tuple(latent.shape)}, wanted f32 {wanted}")
+    check_tensor("pool_latents", "latent", latent, wanted, torch.float32)
     return latent

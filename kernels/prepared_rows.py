@@ -17,6 +17,7 @@ from .device import runs_kernels
 from .reference import prepared_rows as reference
 from .reference.prepared_rows import BLOCK
 from .round_fp8 import round_groups_to_fp8
+from .tensor_checks import check_contiguous, check_tensor
 
 _BLOCKS_A_PROGRAM = 8
 
@@ -52,17 +53,15 @@ def prepared_rows(x: Tensor, tokens: Tensor | None = None, *, out: Tensor | None
     """
     if x.dim() != 2 or x.shape[1] % 32 or x.dtype not in {torch.bfloat16, torch.float32}:
         raise ValueError(f"prepared_rows: x is {x.dtype} {tuple(x.shape)}, wanted [T, 32 n] floats")
-    if not x.is_contiguous():
-        raise ValueError("prepared_rows: x is not contiguous")
-    if tokens is not None and (tokens.dtype != torch.int32 or not tokens.is_contiguous()):
-        raise ValueError(f"prepared_rows: tokens are {tokens.dtype}, wanted contiguous int32")
+    if tokens is not None and tokens.dtype != torch.int32:
+        raise ValueError(f"prepared_rows: tokens are {tokens.dtype}, wanted int32")
+    check_contiguous("prepared_rows", x=x, tokens=tokens)
     n_rows, width = x.shape[0] if tokens is None else tokens.shape[0], x.shape[1]
     n_blocks = -(-width // BLOCK)
     shape = (n_rows, n_blocks * BLOCK)
     if out is None:
         out = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
-    if out.dtype != torch.bfloat16 or tuple(out.shape) != shape or not out.is_contiguous():
-        raise ValueError(f"prepared_rows: out is {out.dtype} {tuple(out.shape)}, wanted {shape}")
+    check_tensor("prepared_rows", "out", out, shape, torch.bfloat16)
     if not runs_kernels(x):
         return out.copy_(reference.prepared_rows(x if tokens is None else x[tokens.long()]))
     if n_rows:

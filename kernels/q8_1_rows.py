@@ -10,6 +10,7 @@ from torch import Tensor
 from .device import runs_kernels
 from .early_launch import early, join_previous
 from .reference import q8_1_rows as reference
+from .tensor_checks import check_contiguous, check_tensor
 
 Rows = tuple[Tensor, Tensor]
 
@@ -59,13 +60,12 @@ def q8_1_rows(x: Tensor, *, out: Rows | None = None) -> Rows:
     """
     if x.dim() != 2 or x.shape[1] % 32 or x.dtype not in {torch.bfloat16, torch.float32}:
         raise ValueError(f"q8_1_rows: x is {x.dtype} {tuple(x.shape)}, wanted [T, 32 n] floats")
-    if not x.is_contiguous():
-        raise ValueError("q8_1_rows: x is not contiguous")
+    check_contiguous("q8_1_rows", x=x)
     rows, k = x.shape
     codes, sides = empty_rows(rows, k, x.device) if out is None else out
     n_units = -(-k // 128)
-    if tuple(codes.shape) != (rows, 8, n_units, 16) or tuple(sides.shape) != (rows, n_units, 8):
-        raise ValueError(f"q8_1_rows: out is {tuple(codes.shape)}, {tuple(sides.shape)}")
+    check_tensor("q8_1_rows", "out[0]", codes, (rows, 8, n_units, 16), torch.int8)
+    check_tensor("q8_1_rows", "out[1]", sides, (rows, n_units, 8), torch.int32)
     if not runs_kernels(x):
         for target, part in zip((codes, sides), reference.q8_1_rows(x), strict=True):
             target.copy_(part)

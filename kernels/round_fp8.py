@@ -11,6 +11,7 @@ from .bf16_bits import round_to_bf16
 from .device import runs_kernels
 from .early_launch import early, join_previous
 from .reference import round_fp8 as reference
+from .tensor_checks import check_contiguous, check_tensor
 
 GROUP = 32
 _GROUPS_A_PROGRAM = 8
@@ -72,13 +73,10 @@ def round_fp8(x: Tensor, *, dtype: torch.dtype | None = None, out: Tensor | None
     """
     if x.dim() != 2 or x.shape[1] % GROUP or x.dtype not in {torch.bfloat16, torch.float32}:
         raise ValueError(f"round_fp8: x is {x.dtype} {tuple(x.shape)}, wanted [T, 32 n] floats")
-    if not x.is_contiguous():
-        raise ValueError("round_fp8: x is not contiguous")
+    check_contiguous("round_fp8", x=x)
     if out is None:
         out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    kinds = {torch.float32, torch.bfloat16}
-    if out.dtype not in kinds or out.shape != x.shape or not out.is_contiguous():
-        raise ValueError(f"round_fp8: out is {out.dtype} {tuple(out.shape)}, wanted floats like x")
+    check_tensor("round_fp8", "out", out, x.shape, torch.float32, torch.bfloat16)
     if not runs_kernels(x):
         return out.copy_(reference.round_fp8(x.to(dtype or x.dtype)))
     n_groups = x.numel() // GROUP

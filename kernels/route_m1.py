@@ -18,6 +18,7 @@ from .libm import exp_powers, softplus_sqrt
 from .reference import route_m1 as reference
 from .reference.route_m1 import check_route, route_outputs
 from .reference.route_select import SUM_FLOOR
+from .tensor_checks import check_tensor
 
 _ROW = 128  # experts that one warp ranks
 _NO_KEY = tl.constexpr(-(2**31))  # taken, or no expert
@@ -236,8 +237,7 @@ def route_rows(
     if weights is None:
         weights = torch.empty((n_tokens, top_k), dtype=torch.float32, device=logits.device)
     for name, out, dtype in (("picks", picks, torch.int32), ("weights", weights, torch.float32)):
-        if out.shape != (n_tokens, top_k) or out.dtype != dtype or not out.is_contiguous():
-            raise ValueError(f"route_rows: {name} {tuple(out.shape)} {out.dtype}")
+        check_tensor("route_rows", name, out, (n_tokens, top_k), dtype)
     if not runs_kernels(logits):
         return reference.route_rows(
             logits, bias, top_k=top_k, routed_scale=routed_scale, picks=picks, weights=weights

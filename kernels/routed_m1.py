@@ -26,6 +26,7 @@ from .routed_m1_blocks import check_blocks, launch_blocks
 from .routed_m1_buffers import RoutedBuffers
 from .routed_m1_swiglu import gated, rounded
 from .sum_parts import sum_parts
+from .tensor_checks import check_contiguous, check_tensor
 
 
 @triton.jit
@@ -152,7 +153,7 @@ def routed_m1(
     x         [1, hidden] bf16 or f32
     pointers  [3, K] i64 addresses of gate, up and down, experts in plan order; an expert whose
               three are 0 is absent: it adds nothing
-    weights   [K] f32 routing weights in plan order
+    weights   [K] f32 routing weights in plan order, contiguous
     shape     sizes, and where scales lie or which block formats the matrices have
     dtype     what each product is rounded to: bf16 or f32
     plain     takes the bodies without inline PTX on a GPU too, for comparison
@@ -164,10 +165,10 @@ def routed_m1(
 
     A row is rounded before each product: to fp8 for fp4 weights, to q8_1 for blocks. Addresses are
     multiples of 16, pieces followed by two bytes at least where their length is no multiple of 4.
-    Raises ValueError on a shape or dtype that differs. Each product is within 2e-6 (relative, f32)
-    of the reference's; what lies near a tie of the inner row's rounding moves by a step of that, so
-    the whole is within 2e-3 (relative to the row's norm) of `reference.routed_m1`, 3e-3 for blocks.
-    Source: model specification, section 3.7.
+    Raises ValueError on a shape, dtype or stride that differs. Each product is within 2e-6
+    (relative, f32) of the reference's; what lies near a tie of the inner row's rounding moves by a
+    step of that, so the whole is within 2e-3 (relative to the row's norm) of `reference.routed_m1`,
+    3e-3 for blocks. Source: model specification, section 3.7.
     """
     _check(x, pointers, weights, shape)
     n_experts = weights.shape[0]
@@ -231,8 +232,8 @@ def _check(x: Tensor, pointers: Tensor, weights: Tensor, shape: Fp4Shape | Block
             f"routed_m1: pointers are {pointers.dtype} {tuple(pointers.shape)}, "
             f"wanted int64 {(3, weights.shape[0])}"
         )
-    if weights.dtype != torch.float32 or not pointers.is_contiguous():
-        raise ValueError("routed_m1: weights are f32, pointers contiguous")
+    check_contiguous("routed_m1", pointers=pointers)
+    check_tensor("routed_m1", "weights", weights, (weights.shape[0],), torch.float32)
 
 
 def _check_buffers(
@@ -244,5 +245,6 @@ def _check_buffers(
             f"routed_m1: buffers are for {held} experts of width {width}, "
             f"wanted {n_experts} of {shape.width}"
         )
-    if out.dtype != torch.float32 or tuple(out.shape) != (shape.hidden,):
-        raise ValueError(f"routed_m1: out is {out.dtype} {tuple(out.shape)}, wanted f32 [hidden]")
+    for part in (*scratch.row, scratch.activated, *scratch.activated_row, scratch.parts):
+        check_contiguous("routed_m1", buffers=part)
+    check_tensor("routed_m1", "out", out, (shape.hidden,), torch.float32)

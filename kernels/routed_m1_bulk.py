@@ -27,6 +27,7 @@ from .formats.k_expert import BlockShape
 from .gated_groups import bf16_bits, gated_sums, store_group
 from .routed_m1_buffers import RoutedBuffers
 from .shared_slices import reserve
+from .tensor_checks import check_contiguous
 
 # A thread's, for two programs and for three on a multiprocessor.
 _GATE_UP_REGISTERS, _DOWN_REGISTERS = 128, 80
@@ -107,8 +108,7 @@ def launch_bulk(
 ) -> None:
     """Fill `scratch.parts` with each expert's output, from the token's row itself."""
     n_experts, bf16 = weights.shape[0], dtype == torch.bfloat16
-    if not x.is_contiguous():
-        raise ValueError("routed_m1: x is not contiguous")
+    check_contiguous("routed_m1", x=x)
     if x.storage_offset() * x.element_size() % 16:
         x = x.clone()  # lanes load 16 bytes
     constants = gate_up_constants(shape, bf16=bf16, bf16_row=x.dtype == torch.bfloat16)

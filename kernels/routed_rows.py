@@ -24,6 +24,7 @@ from .reference import routed_rows as reference
 from .round_fp8 import round_fp8
 from .routed_m1_blocks import check_blocks
 from .routed_m1_swiglu import gated, rounded
+from .tensor_checks import check_contiguous, check_tensor
 
 _PAIRS, _ROWS = 16, 32  # of a plain program
 
@@ -162,11 +163,7 @@ def routed_rows(
     n_pairs = tokens.shape[0]
     if parts is None:
         parts = torch.empty((n_pairs, shape.hidden), dtype=dtype, device=x.device)
-    if parts.dtype != dtype or tuple(parts.shape) != (n_pairs, shape.hidden):
-        raise ValueError(
-            f"routed_rows: parts are {parts.dtype} {tuple(parts.shape)}, "
-            f"wanted {dtype} {(n_pairs, shape.hidden)}"
-        )
+    check_tensor("routed_rows", "parts", parts, (n_pairs, shape.hidden), dtype)
     if not runs_kernels(x):
         return parts.copy_(
             reference.routed_rows(x, tokens, weights, starts, pointers, shape, limit, dtype)
@@ -247,7 +244,7 @@ def _check(
     pointers: Tensor,
     shape: Fp4Shape | BlockShape,
 ) -> None:
-    if x.dim() != 2 or x.shape[1] != shape.hidden or not x.is_contiguous():
+    if x.dim() != 2 or x.shape[1] != shape.hidden:
         raise ValueError(f"routed_rows: x is {tuple(x.shape)}, wanted [T, {shape.hidden}]")
     if isinstance(shape, BlockShape):
         check_blocks(shape)
@@ -266,5 +263,4 @@ def _check(
         raise ValueError("routed_rows: tokens are int32, weights f32")
     if tuple(weights.shape) != (n_pairs,):
         raise ValueError(f"routed_rows: {tuple(weights.shape)} weights of {n_pairs} pairs")
-    if not (tokens.is_contiguous() and weights.is_contiguous() and pointers.is_contiguous()):
-        raise ValueError("routed_rows: tokens, weights and pointers are contiguous")
+    check_contiguous("routed_rows", x=x, tokens=tokens, weights=weights, pointers=pointers)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .device import runs_kernels, speaks_ptx
 from .reference import router_logits as reference
+from .tensor_checks import check_tensor
 
 FEW_ROWS = 48  # up to here a chain of a thread's own, its products made beforehand, is quicker
 # Tokens and experts of a program, by the rows up to which it is the quickest: measured, see
@@ -89,10 +90,7 @@ def router_logits(
     shape = (x.shape[0], weight.shape[0])
     if out is None:
         out = torch.empty(shape, dtype=torch.float32, device=x.device)
-    elif out.dtype != torch.float32 or tuple(out.shape) != shape or not out.is_contiguous():
-        raise ValueError(
-            f"router_logits: out is {out.dtype} {tuple(out.shape)}, wanted f32 {shape}"
-        )
+    check_tensor("router_logits", "out", out, shape, torch.float32)
     if not runs_kernels(x):
         return out.copy_(reference.router_logits(x, weight))
     if 0 in shape:

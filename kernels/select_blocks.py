@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .device import runs_kernels
 from .reference import select_blocks as reference
+from .tensor_checks import check_rows, check_tensor
 from .top_keys import (
     ABSENT,
     INFINITE,
@@ -115,10 +116,10 @@ def select_blocks(
     shape = (n_tokens, -(-n_rows // block_size))
     if kept is None:
         kept = torch.empty(shape, dtype=torch.uint8, device=scores.device)
-    if tuple(kept.shape) != shape or kept.dtype != torch.uint8 or not kept.is_contiguous():
-        raise ValueError(f"select_blocks: kept is {tuple(kept.shape)} {kept.dtype}, not {shape} u8")
-    if scores.dtype != torch.float32 or scores.stride(1) != 1:
-        raise ValueError(f"select_blocks: scores are {scores.dtype}, wanted f32, rows contiguous")
+    check_tensor("select_blocks", "kept", kept, shape, torch.uint8)
+    if scores.dtype != torch.float32:
+        raise ValueError(f"select_blocks: scores are {scores.dtype}, wanted f32")
+    check_rows("select_blocks", scores=scores)
     plan = Narrowing.plan(shape[1], top_blocks)
     if not runs_kernels(scores):
         return kept.copy_(_on_host(scores, first, ratio, block_size, top_blocks))

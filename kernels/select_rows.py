@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .device import runs_kernels
 from .reference import select_rows as reference
+from .tensor_checks import check_rows, check_tensor
 from .top_keys import (
     ABSENT,
     LOWEST,
@@ -109,10 +110,10 @@ def select_rows(
     n_tokens, n_rows = scores.shape
     if selection is None:
         selection = torch.empty((n_tokens, top_k), dtype=torch.int32, device=scores.device)
-    if tuple(selection.shape) != (n_tokens, top_k) or selection.dtype != torch.int32:
-        raise ValueError(f"select_rows: selection is {tuple(selection.shape)} {selection.dtype}")
-    if scores.dtype != torch.float32 or scores.stride(1) != 1 or not selection.is_contiguous():
-        raise ValueError(f"select_rows: scores are {scores.dtype}, wanted f32 with contiguous rows")
+    check_tensor("select_rows", "selection", selection, (n_tokens, top_k), torch.int32)
+    if scores.dtype != torch.float32:
+        raise ValueError(f"select_rows: scores are {scores.dtype}, wanted f32")
+    check_rows("select_rows", scores=scores)
     if blocks is not None:
         wanted = (n_tokens, -(-n_rows // block_size) if block_size else 0)
         if tuple(blocks.shape) != wanted or blocks.dtype != torch.uint8:

@@ -15,6 +15,7 @@ from .bf16_bits import round_to_bf16
 from .device import runs_kernels
 from .early_launch import early, join_previous
 from .reference import sum_parts as reference
+from .tensor_checks import check_contiguous, check_tensor
 
 _BLOCK, _BLOCK_OF_ONE = 1024, 256  # channels of a program
 
@@ -87,21 +88,23 @@ def sum_parts(
     present  [R] i64, where given: rows of one token's parts that are 0 here are not read
     returns  [T, H] `dtype`, in `out` where given
 
-    Raises ValueError on a shape that differs. Bits equal `reference.sum_parts`.
+    Raises ValueError on a shape, dtype or stride that differs. Bits equal `reference.sum_parts`.
     Source: model specification, section 3.7.
     """
     width = parts.shape[1]
     n_tokens, top_k = (1, parts.shape[0]) if places is None else places.shape
-    if places is not None and (places.dtype != torch.int32 or not places.is_contiguous()):
-        raise ValueError(f"sum_parts: places are {places.dtype}, wanted contiguous int32")
-    if not parts.is_contiguous() or (present is not None and places is not None):
-        raise ValueError("sum_parts: parts are contiguous, absent ones are of one token")
-    if present is not None and (present.dtype != torch.int64 or present.shape != (top_k,)):
-        raise ValueError(f"sum_parts: present is {present.dtype} {tuple(present.shape)}")
+    if places is not None and places.dtype != torch.int32:
+        raise ValueError(f"sum_parts: places are {places.dtype}, wanted int32")
+    if present is not None and places is not None:
+        raise ValueError("sum_parts: absent ones are of one token")
+    check_contiguous("sum_parts", parts=parts, places=places)
+    if present is not None:
+        check_tensor("sum_parts", "present", present, (top_k,), torch.int64)
     if shared is not None and (tuple(shared.shape) != (n_tokens, width)):
         raise ValueError(f"sum_parts: shared is {tuple(shared.shape)}, not {(n_tokens, width)}")
     if out is None:
         out = torch.empty((n_tokens, width), dtype=dtype, device=parts.device)
+    check_tensor("sum_parts", "out", out, (n_tokens, width), torch.float32, dtype)
     if not runs_kernels(parts):
         return out.copy_(reference.sum_parts(parts, places, shared, dtype, present))
     if n_tokens:

@@ -13,6 +13,7 @@ from .early_launch import early, join_previous
 from .reference import swiglu as reference
 from .reference.round_fp8 import round_fp8
 from .round_fp8 import round_groups_to_fp8
+from .tensor_checks import check_contiguous, check_tensor
 
 _GROUPS_A_PROGRAM = 8
 
@@ -69,12 +70,14 @@ def swiglu(
     """
     n_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     kinds = {torch.float32, dtype}
-    if gate_up.dtype not in kinds or gate_up.shape[1] % 64 or not gate_up.is_contiguous():
+    if gate_up.dtype not in kinds or gate_up.shape[1] % 64:
         raise ValueError(
             f"swiglu: gate_up is {gate_up.dtype} {tuple(gate_up.shape)}, wanted f32 [T, 64 n]"
         )
     if out is None:
         out = torch.empty((n_tokens, width), dtype=torch.float32, device=gate_up.device)
+    check_contiguous("swiglu", gate_up=gate_up)
+    check_tensor("swiglu", "out", out, (n_tokens, width), torch.float32, dtype)
     if not runs_kernels(gate_up):
         gate, up = gate_up.to(dtype).chunk(2, dim=1)
         row = reference.swiglu(gate, up, limit, None).to(dtype)

@@ -11,6 +11,7 @@ from .device import runs_kernels
 from .reference import tiled_rows as reference
 from .reference.q8_1_rows import SMALLEST
 from .reference.tiled_rows import GROUPS, TiledRows
+from .tensor_checks import check_contiguous, check_tensor
 
 _UNITS_A_PROGRAM = 8
 _SMALLEST = tl.constexpr(SMALLEST)
@@ -94,8 +95,8 @@ def tiled_rows(
     n_units = -(-k // 128)
     wanted = empty_rows(rows + spare, k, form, torch.device("meta"))
     out = out or empty_rows(rows + spare, k, form, x.device)
-    if any(part.shape != other.shape for part, other in zip(out, wanted, strict=True)):
-        raise ValueError(f"tiled_rows: out is {[tuple(part.shape) for part in out]}")
+    for name, part, other in zip(TiledRows._fields, out, wanted, strict=True):
+        check_tensor("tiled_rows", f"out.{name}", part, tuple(other.shape), other.dtype)
     if not runs_kernels(x):
         found = reference.tiled_rows(x if tokens is None else x[tokens.long()], form)
         for target, part in zip(out, found, strict=True):
@@ -116,10 +117,9 @@ def _check(x: Tensor, form: str, tokens: Tensor | None) -> None:
         raise ValueError(f"tiled_rows: form {form}, wanted one of {', '.join(GROUPS)}")
     if x.dim() != 2 or x.shape[1] % 32 or x.dtype not in {torch.bfloat16, torch.float32}:
         raise ValueError(f"tiled_rows: x is {x.dtype} {tuple(x.shape)}, wanted [T, 32 n] floats")
-    if not x.is_contiguous():
-        raise ValueError("tiled_rows: x is not contiguous")
-    if tokens is not None and (tokens.dtype != torch.int32 or not tokens.is_contiguous()):
-        raise ValueError(f"tiled_rows: tokens are {tokens.dtype}, wanted contiguous int32")
+    check_contiguous("tiled_rows", x=x, tokens=tokens)
+    if tokens is not None and tokens.dtype != torch.int32:
+        raise ValueError(f"tiled_rows: tokens are {tokens.dtype}, wanted int32")
 
 
 def empty_rows(rows: int, k: int, form: str, device: torch.device) -> TiledRows:

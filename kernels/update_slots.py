@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .device import can_be_read, runs_kernels
 from .reference import update_slots as reference
+from .tensor_checks import check_contiguous
 
 Triple = tuple[int, int, int]  # layer, expert, slot or -1
 _BLOCK = 128
@@ -41,14 +42,15 @@ def update_slots(table: Tensor, triples: Tensor, n_slots: int) -> None:
     `reference.update_slots`. Capturable, n being the graph's. Raises ValueError on a shape or dtype
     that differs.
     """
-    if table.dim() != 2 or table.dtype != torch.int32 or not table.is_contiguous():
+    if table.dim() != 2 or table.dtype != torch.int32:
         raise ValueError(f"update_slots: table {tuple(table.shape)} {table.dtype}, wanted i32")
     if triples.dim() != 2 or triples.shape[1] != 3 or triples.dtype != torch.int32:
         raise ValueError(
             f"update_slots: triples {tuple(triples.shape)} {triples.dtype}, wanted [n, 3] i32"
         )
-    if not triples.is_contiguous() or not can_be_read(triples, table):
-        raise ValueError("update_slots: triples must be contiguous and lie beside the table")
+    check_contiguous("update_slots", table=table, triples=triples)
+    if not can_be_read(triples, table):
+        raise ValueError("update_slots: triples must be page-locked or lie beside the table")
     if not runs_kernels(table):
         reference.update_slots(table, triples, n_slots)
     elif n := triples.shape[0]:

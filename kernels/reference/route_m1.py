@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.tensor_checks import check_contiguous, check_tensor
+
 from .route_select import route_select
 
 MAX_EXPERTS = 1024
@@ -62,11 +64,11 @@ def route_rows(
 
 def check_route(name: str, logits: Tensor, bias: Tensor, top_k: int) -> None:
     """Raise ValueError where a router's kernels cannot work on these."""
-    if logits.dim() != 2 or logits.dtype != torch.float32 or not logits.is_contiguous():
+    if logits.dim() != 2 or logits.dtype != torch.float32:
         raise ValueError(f"{name}: logits {tuple(logits.shape)} {logits.dtype}, wanted [T, E] f32")
     n_experts = logits.shape[1]
-    if bias.shape != (n_experts,) or bias.dtype != torch.float32 or not bias.is_contiguous():
-        raise ValueError(f"{name}: bias {tuple(bias.shape)} {bias.dtype}, wanted [{n_experts}] f32")
+    check_contiguous(name, logits=logits)
+    check_tensor(name, "bias", bias, (n_experts,), torch.float32)
     if n_experts > MAX_EXPERTS or not 1 <= top_k <= min(MAX_TOP_K, n_experts):
         raise ValueError(
             f"{name}: {top_k} of {n_experts} experts, "
@@ -97,8 +99,5 @@ def route_outputs(
         ("pointers", pointers, (3, top_k), torch.int64),
         ("weights", weights, (top_k,), torch.float32),
     ):
-        if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-            raise ValueError(
-                f"route_m1: {name} {tuple(tensor.shape)} {tensor.dtype}, wanted {shape} {dtype}"
-            )
+        check_tensor("route_m1", name, tensor, shape, dtype)
     return header, pointers, weights

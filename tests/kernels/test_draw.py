@@ -195,15 +195,15 @@ def test_recorded_launches_draw_with_what_lies_there_when_they_are_replayed(
 def test_what_does_not_fit_is_refused() -> None:
     logits, two, five = torch.zeros(9), torch.zeros(2).long(), torch.zeros(5).long()
     for wrong in (logits.double(), logits[::2], logits.view(3, 3)):
-        with pytest.raises(ValueError, match="logits are"):
+        with pytest.raises(ValueError, match=r"logits (are|.*contiguous)"):
             draw(wrong, two, five, filtered=False)
     with pytest.raises(ValueError, match="0 logits"):
         draw(torch.zeros(0), two, five, filtered=False)
-    with pytest.raises(ValueError, match="likeliest is"):
+    with pytest.raises(ValueError, match=r"likeliest \("):
         draw(logits, two.int(), five, filtered=False)
-    with pytest.raises(ValueError, match="numbers is"):
+    with pytest.raises(ValueError, match=r"numbers \("):
         draw(logits, two, two, filtered=False)
-    with pytest.raises(ValueError, match="out is"):
+    with pytest.raises(ValueError, match=r"out \("):
         draw(logits, two, five, filtered=False, out=five)
 
 

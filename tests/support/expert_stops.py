@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, cat
 
 from kernels.block_words import UNITS
 from kernels.formats.fp4_expert import Fp4Shape
@@ -43,7 +43,8 @@ def addresses_of(pieces: Sequence[Sequence[Tensor]]) -> Tensor:
 def fp4_experts(hidden: int, width: int, n: int) -> tuple[Fp4Shape, list[list[Tensor]]]:
     """Return a shape and n experts, each piece an allocation; the second expert is absent."""
     n_codes = hidden * width // 2
-    experts = [[codes(n_codes + n_codes // 16) for _ in range(3)] for _ in range(n)]
+    n_scales = n_codes // 16
+    experts = [[cat([codes(n_codes), scale_codes(n_scales)]) for _ in range(3)] for _ in range(n)]
     experts[1] = []
     return Fp4Shape(hidden, width, n_codes, n_codes, n_codes), experts
 

@@ -212,6 +212,7 @@ def _rows_in_tiles() -> None:
     for rows in ROWS:
         for form in ("D4", "D2S6"):
             tiled_rows(numbers(rows, 160), form)
+            tiled_rows(numbers(rows, 160), form, i32([rows - 1, 0, rows - 1]), spare=2)
 
 
 @into(STOPS, "round_fp8._round_fp8_kernel")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compute.experts.request_io import Waiting
-from compute.graph.hashes import Tracer
+from compute.graph.exactness import Decoded
 from compute.graph.recording import Launch, Recorder
 from compute.graph.runner import Runner
 from compute.model.sequence import Sequence
@@ -27,12 +27,6 @@ from tests.support.decode_rig import (
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PROMPTS = [[3, 911, 17, 2045, 88], [640, 1201, 5]]
-
-
-def layer_hashes(lines: list[str]) -> dict[tuple[str, str], list[str]]:
-    """By position and last layer: the hashes."""
-    split = [line.split() for line in lines]
-    return {(words[1], words[3].partition("..")[2]): words[4:] for words in split}
 
 
 @pytest.mark.parametrize("disturbs", ["another sequence", "a prompt"])
@@ -60,29 +54,28 @@ def test_rows_that_were_asked_for_and_dropped_are_asked_for_again(disturbs: str)
 def test_two_sequences_in_turn_are_as_each_of_them_alone(
     device: str, mode: str, n_slots: int
 ) -> None:
-    alone: list[dict[tuple[str, str], list[str]]] = []
-    wanted: list[list[int]] = []
-    for prompt in PROMPTS:
-        lines: list[str] = []
-        eager = make_rig(device, mode="eager", tracer=Tracer(lines.append))
+    """Every layer's streams of every token, seen once the token has ended."""
+    n_layers = demo().config.n_layers
+
+    def token(made: Rig, noted: Decoded) -> None:
+        noted.ids += made.greedy(1, noted.ids[-1] if noted.ids else 42)
+        noted.token(made.runner.sequence.position - 1, n_layers, made.runner.buffers)
+
+    wanted, found = [Decoded(), Decoded()], [Decoded(), Decoded()]
+    for prompt, noted in zip(PROMPTS, wanted, strict=True):
+        eager = make_rig(device, mode="eager")
         eager.prefill(prompt)
-        wanted.append(eager.greedy(8))
-        alone.append(layer_hashes(lines))
-    traces: list[list[str]] = [[], []]
-    first = make_rig(
-        device, mode=mode, n_slots=n_slots, n_device=20, tracer=Tracer(traces[0].append)
-    )
-    rigs = [first, beside(first, mode=mode, tracer=Tracer(traces[1].append))]
+        for _ in range(8):
+            token(eager, noted)
+    first = make_rig(device, mode=mode, n_slots=n_slots, n_device=20)
+    rigs = [first, beside(first, mode=mode)]
     for made, prompt in zip(rigs, PROMPTS, strict=True):
         made.prefill(prompt)
-    found: list[list[int]] = [[], []]
     for _ in range(8):
-        for made, ids in zip(rigs, found, strict=True):
-            ids += made.greedy(1, ids[-1] if ids else 42)
-    assert found == wanted
-    for trace, hashes in zip(traces, alone, strict=True):
-        own = layer_hashes(trace)
-        assert own == {place: hashes[place] for place in own}
+        for made, noted in zip(rigs, found, strict=True):
+            token(made, noted)
+    assert [own.difference(other) for own, other in zip(found, wanted, strict=True)] == ["", ""]
+    assert [len(own.hashes) for own in found] == [8 * n_layers] * 2
     assert all(made.runner.counters.replays for made in rigs)
 
 

@@ -85,7 +85,12 @@ def at_rate(n_misses: int, n_layers: int, *, quick: bool) -> dict[str, float]:
     hits, rate = found["rates"][0], found["rates"][-1]
     names = ("step_ms", "waited_ms", "rest_ms", "reads_ms", "ratio", "tokens_s")
     figures = {f"miss_{name}": float(rate[name]) for name in names}
-    return {"misses": n_misses, "all_hits_step_ms": float(hits["step_ms"]), **figures}
+    return {
+        "misses": n_misses,
+        "all_hits_step_ms": float(hits["step_ms"]),
+        "segment_vs_eager": float(found["segment_vs_eager"]),
+        **figures,
+    }
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.step import MATRICES
 from kernels import gemv
 from kernels.formats import fp8
+from kernels.gemv_layouts import tiling, unroll
 from kernels.reference import gemv as reference
 from tests.support.row_cases import apart, row_cases
 
@@ -17,6 +19,12 @@ DEVICES = [
 ]
 SHAPES = [(32, 256, 1), (96, 160, 1), (128, 96, 2), (40, 32, 1), (64, 32, 1)]
 SHAPES += [(96, 64, 2), (40, 32, 5), (6, 32, 2)]  # groups that end within a row of tiles
+# The model's matrices, with so many rows that their launches are tiled as all of them are.
+REAL = {
+    "wq_a": 1280, "wq_b": 8448, "wkv": 512, "wq_a_wkv": 1792, "index_wq_b": 4096,
+    "index_weights": 32, "compressor": 1024, "wo_a": 4224, "wo_b": 4224, "shared_gate_up": 4224,
+    "shared_down": 4096, "engram_wkv": 4224, "head": 4224,
+}  # fmt: skip
 
 
 def stored(n: int, k: int, *, fp8_tiles: bool) -> tuple[Tensor, Tensor | None]:
@@ -39,6 +47,38 @@ def test_products_equal_the_reference(
         found = gemv.gemv(x.to(device), *tensors, groups=groups, plain=plain, out=out)
         assert found is out
         assert (found.cpu() - wanted).norm() <= 1e-6 * wanted.norm()
+
+
+def tiling_of(n: int, k: int, groups: int) -> tuple[object, ...]:
+    """Return what a launch's programs are like, but for their number."""
+    rows, block, layout, warps = tiling(n, k, n // groups)
+    steps = k // (16 * block)
+    loads = unroll(steps, layout.size_per_thread[0], n // rows * warps)
+    return rows, block, layout.size_per_thread, layout.threads_per_warp, warps, steps, loads
+
+
+def test_real_matrices_are_tried_in_their_tilings() -> None:
+    assert set(REAL) == set(MATRICES)
+    for name, (n, k, fp8_tiles, groups) in MATRICES.items():
+        fewer = REAL[name]
+        assert fewer <= n
+        assert tiling_of(fewer, k, groups) == tiling_of(n, k, groups), (name, fp8_tiles)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("name", REAL)
+def test_products_of_real_matrices_equal_the_reference(name: str, rows: int) -> None:
+    _, k, fp8_tiles, groups = MATRICES[name]
+    weight, scales = stored(REAL[name], k, fp8_tiles=fp8_tiles)
+    x = torch.randn(rows, groups * k, generator=torch.Generator().manual_seed(rows))
+    # In double: over so many channels the reference's own sums are nearly 1e-6 off.
+    matrix = (weight if scales is None else fp8.dequantise_tiles(weight, scales)).double()
+    parts = zip(x.double().split(k, dim=1), matrix.split(len(matrix) // groups), strict=True)
+    wanted = torch.cat([part @ rows_of.T for part, rows_of in parts], dim=1)
+    tensors = (weight.cuda(), None if scales is None else scales.cuda())
+    found = gemv.gemv(x.cuda(), *tensors, groups=groups).cpu().double()
+    assert (found - wanted).norm() <= 1e-6 * wanted.norm()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -89,6 +89,28 @@ def test_the_gate_equals_the_reference(
     assert difference <= (2e-6 if streams == F32 else 1e-3) * wanted.double().norm()
 
 
+REAL = [pytest.param("cpu", 1, marks=pytest.mark.interpreter)]
+REAL += [pytest.param("cuda", n, marks=pytest.mark.gpu) for n in (1, 9)]
+
+
+@pytest.mark.parametrize(("device", "n_tokens"), REAL)
+@pytest.mark.parametrize(("dtype", "streams"), [(BF16, BF16), (F32, F32)])
+def test_the_gate_of_real_rows_equals_the_reference(
+    device: str, n_tokens: int, dtype: torch.dtype, streams: torch.dtype
+) -> None:
+    width, eps = 5120, 0.25  # beside a mean square of 1
+    generator = torch.Generator().manual_seed(n_tokens)
+    h = torch.randn(n_tokens, 4, width, generator=generator).to(streams)
+    kv = torch.randn(n_tokens, 5 * width, generator=generator)
+    weight = 1 + 0.3 * torch.randn(4, width, generator=generator)
+    parts = kv.to(dtype).float()
+    keys = parts[:, : 4 * width].unflatten(1, (4, width))
+    wanted = reference_gate.engram_gate(h, keys, parts[:, 4 * width :], weight, eps)
+    found = engram_gate(h.to(device), kv.to(device), weight.to(device), eps, dtype=dtype).cpu()
+    difference = (found.double() - wanted.double()).norm()
+    assert difference <= (2e-6 if streams == F32 else 1e-3) * wanted.double().norm()
+
+
 def test_shapes_that_differ_are_refused() -> None:
     with pytest.raises(ValueError, match="as Q9"):
         engram_rows(torch.zeros(1, 66).byte(), 64, dtype=BF16, rounds=True, row_format="Q9")

@@ -56,6 +56,74 @@ def test_mixes_equal_the_reference(device: str, n_tokens: int, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n_iterations", [1, 2])
+@pytest.mark.parametrize(("hc_eps", "norm_eps"), [(0.03, EPS), (1e-6, 0.5), (0.03, 0.5)])
+def test_mixes_miss_no_epsilon(
+    device: str, n_iterations: int, hc_eps: float, norm_eps: float
+) -> None:
+    streams = streams_of(2, 96, torch.float32)
+    generator = torch.Generator().manual_seed(6)
+    fn = torch.randn(24, 384, generator=generator) * 0.1
+    scale, base = torch.rand(24, generator=generator), torch.randn(24, generator=generator)
+    settings: Any = {"n_iterations": n_iterations, "hc_eps": hc_eps, "norm_eps": norm_eps}
+    wanted = reference_mix.hc_mix(streams, fn, scale, base, **settings)
+    given = (streams.to(device), fn.to(device), scale.to(device), base.to(device))
+    for found, part in zip(hc_mix(*given, **settings), wanted, strict=True):
+        assert (found.cpu() - part).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_models_epsilons_show_where_streams_and_coefficients_are_tiny(device: str) -> None:
+    streams = streams_of(2, 96, torch.float32) * 1e-3  # a mean square of 1e-6
+    generator = torch.Generator().manual_seed(7)
+    fn = torch.randn(24, 384, generator=generator) * 0.1
+    base = torch.full((24,), -30.0)
+    base[8::4] = 0.0  # each row of comb takes from the first column: the others' sums are tiny
+    settings: Any = {"n_iterations": 1, "hc_eps": 1e-6, "norm_eps": 1e-6}
+    wanted = reference_mix.hc_mix(streams, fn, torch.ones(24), base, **settings)
+    ones = torch.ones(24, device=device)
+    found = hc_mix(streams.to(device), fn.to(device), ones, base.to(device), **settings)
+    assert (wanted[0] - 1e-6).abs().max() < 1e-9
+    assert (wanted[2][:, :, 1:] - 0.2).abs().max() < 1e-3  # 0.25 without
+    assert (found[0].cpu() - wanted[0]).abs().max() <= 1e-5 * 1e-6
+    assert (found[2].cpu() - wanted[2]).abs().max() <= 1e-5
+
+
+REAL = [pytest.param("cpu", 1, marks=pytest.mark.interpreter)]
+REAL += [pytest.param("cuda", n, marks=pytest.mark.gpu) for n in (1, 9, 33)]
+
+
+@pytest.mark.parametrize(("device", "n_tokens"), REAL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mixes_of_real_streams_equal_the_reference(
+    device: str, n_tokens: int, dtype: torch.dtype
+) -> None:
+    streams = streams_of(n_tokens, 5120, dtype)
+    generator = torch.Generator().manual_seed(8)
+    fn = torch.randn(24, 4 * 5120, generator=generator) * 0.01
+    scale, base = torch.rand(24, generator=generator), torch.randn(24, generator=generator)
+    settings: Any = {"n_iterations": 3, "hc_eps": 1e-6, "norm_eps": 0.25}
+    wanted = reference_mix.hc_mix(streams, fn, scale, base, **settings)
+    given = (streams.to(device), fn.to(device), scale.to(device), base.to(device))
+    for found, part in zip(hc_mix(*given, **settings), wanted, strict=True):
+        assert (found.cpu() - part).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize(("device", "n_tokens"), REAL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_real_streams_collapse_as_the_reference_says(
+    device: str, n_tokens: int, dtype: torch.dtype
+) -> None:
+    streams = streams_of(n_tokens, 5120, dtype)
+    generator = torch.Generator().manual_seed(9)
+    pre = torch.rand(n_tokens, 4, generator=generator)
+    weight = torch.rand(5120, generator=generator)
+    wanted = reference_collapse.hc_collapse_norm(streams, pre, weight, 0.25, dtype)
+    found = hc_collapse_norm(streams.to(device), pre.to(device), weight.to(device), 0.25, dtype)
+    assert close(found, wanted, 2e-6 if dtype == torch.float32 else 1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_tokens_mixes_have_the_same_bits_alone_and_in_a_chunk(device: str) -> None:
     streams = streams_of(19, 160, torch.float32).to(device)
     fn = torch.randn(24, 640, generator=torch.Generator().manual_seed(1)).to(device) * 0.1

@@ -37,7 +37,7 @@ def test_products_equal_the_reference(device: str, name: str, rows: int, n: int,
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("name", ["Q2_K", "Q8_0"])  # rounded in both forms
+@pytest.mark.parametrize("name", NAMES)
 def test_a_few_rows_equal_the_reference(name: str, rows: int) -> None:
     check(name, 6, 256, rows, "cpu")
 

@@ -121,6 +121,39 @@ def test_one_token_at_a_time_pools_as_many_do(device: str, ratio: int) -> None:
     assert on_host(single.open_kv).equal(on_host(whole.open_kv))
 
 
+@pytest.mark.parametrize(("device", "n_tokens"), row_cases())
+def test_any_number_of_tokens_pools_as_the_longest_step_does(device: str, n_tokens: int) -> None:
+    width, end = 64 if device == "cpu" else 512, 40
+    begin, closed = end - n_tokens, end // 2
+    whole = Pooling((33, end - 33, 2, width), BF16, device)
+    whole.run(pool_latents, rounds=True)
+    part = Pooling((n_tokens, begin, 2, width), BF16, device)
+    part.projected = whole.projected[-n_tokens:]
+    if n_tokens < 33:  # the token before left this
+        before = whole.projected[-n_tokens - 1]
+        states: Any = (part.open_kv, part.open_scores)
+        for state, values in zip(states, before.split(width), strict=True):
+            state[(begin - 1) % 2] = values
+    part.run(pool_latents, rounds=True)
+    first, n_closed = begin // 2, closed - begin // 2
+    assert torch.equal(part.rows[first:closed], whole.rows[first:closed])
+    assert bool((part.rows[:first] == -7).all()) and bool((part.rows[closed:] == -7).all())
+    assert torch.equal(part.latent[:n_closed], whole.latent[17 - n_closed :])
+    assert not bool(part.latent[n_closed:].any())
+    assert on_host(part.open_kv).equal(on_host(whole.open_kv))
+    assert on_host(part.open_scores).equal(on_host(whole.open_scores))
+    dim = min(width, 128)
+    norm = (1 + 0.1 * normal(8, dim)).to(device)
+    keys = [torch.full((GROUPS, dim), -7.0, dtype=BF16, device=device) for _ in "12"]
+    for step, given, found in ((whole, 33, keys[0]), (part, n_tokens, keys[1])):
+        index_keys(
+            step.latent[:, :dim], step.first, given, 2, norm, step.turns, found, EPS, dtype=BF16,
+            rounds=True,
+        )  # fmt: skip
+    assert torch.equal(keys[1][first:closed], keys[0][first:closed])
+    assert bool((keys[1][:first] == -7).all()) and bool((keys[1][closed:] == -7).all())
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_step_with_enough_slots_may_run_again(device: str) -> None:
     n, ratio, width = 5, 2, 32

@@ -18,7 +18,7 @@ DEVICES = [
     pytest.param("cpu", marks=pytest.mark.interpreter),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
-SIZES = [(384, 6), (8, 2), (5, 5), (33, 1), (129, 3), (1000, 16), (1024, 8)]
+SIZES = [(384, 6), (8, 2), (5, 5), (33, 1), (129, 3), (1000, 16), (1024, 8), (1024, 16)]
 OFFSETS = (0, 5_898_240, 1 << 33)
 N_SLOTS = 37
 launch: Any = route_m1  # arguments are unpacked

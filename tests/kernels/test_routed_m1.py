@@ -109,7 +109,7 @@ def check(
 @pytest.mark.parametrize(("device", "plain"), BODIES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("hidden", "width", "n_experts"), [(64, 32, 1), (256, 64, 6), (160, 96, 3)]
+    ("hidden", "width", "n_experts"), [(64, 32, 1), (256, 64, 6), (160, 96, 3), (64, 32, 16)]
 )
 def test_routed_experts_of_one_token_equal_their_reference(
     device: str, hidden: int, width: int, n_experts: int, dtype: torch.dtype, *, plain: bool

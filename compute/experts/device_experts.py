@@ -35,7 +35,8 @@ from .tiers import ExpertTiers
 
 MOST_PROMOTED_BYTES = 160_000_000  # under way at a time: 8 of the released model's experts
 MOST_PROMOTED = 8  # under way at a time, whatever their size: so many slots the daemon does without
-_FILLING = 8  # times as many where slots of the device cache are free, which the bus alone limits
+_FILLING = 4  # times as many where slots of the device cache are free, which the bus alone limits
+_FILLING_SHARE = 8  # a copy's source is one slot of the arena in so many at most
 _TIER_STEPS = 64  # steps between two writings of the tier bytes
 _SPARE_PROCESSORS = 4  # from so many on one of them may look for an answer all the time
 
@@ -66,7 +67,7 @@ class DeviceExperts(MissClient):
             client.welcome.n_layers * client.welcome.n_experts, places.n_device
         )
         most = min(max(1, most_promoted_bytes // places.slot_bytes), most_promoted)
-        filling = max(most, min(_FILLING * most, client.n_slots // _FILLING))
+        filling = max(most, min(_FILLING * most, client.n_slots // _FILLING_SHARE))
         self._copies = DeviceCopies(
             self.cache, places, self._arena_slot, self._is_readable, most, filling
         )

@@ -23,12 +23,12 @@ MEASURED_WITH = "3.9"
 STACK_BYTES = {
     "kernels.attend_sparse._attend_kernel": 288,
     "kernels.gemv_blocks_layouts._gemv_blocks_kernel": 56,
-    "kernels.routed_m1_block_layouts._gate_up_kernel": 40,
+    "kernels.routed_m1_block_layouts._gate_up_kernel": 32,
     "kernels.routed_m1_bulk._bulk_down_kernel": 16,
     "kernels.routed_rows_blocks._block_rows_down_kernel": 8,
     "kernels.routed_rows_blocks._block_rows_gate_up_kernel": 56,
     "kernels.routed_rows_layouts._rows_down_kernel": 64,
-    "kernels.routed_rows_layouts._rows_gate_up_kernel": 32,
+    "kernels.routed_rows_layouts._rows_gate_up_kernel": 8,
     "kernels.select_blocks._select_blocks_kernel": 576,
     "kernels.top_keys.narrow_kernel": 8,
 }

@@ -237,9 +237,9 @@ class _Warp:
         self._write(operands[0].split("|")[0], self._value(operands[1])[lanes])
 
     def _reduce(self, operation: str, operands: list[str]) -> None:
-        assert ".add" in operation, operation
-        total = signed(self._value(operands[1]), 32).sum()
-        self._write(operands[0], cut(_all(int(total)), 32))
+        values = signed(self._value(operands[1]), 32)
+        reduced = {"add.s32": values.sum(), "max.s32": values.max()}
+        self._write(operands[0], cut(_all(int(reduced[operation.removeprefix("redux.sync.")])), 32))
 
     def _product(self, operation: str, operands: list[str]) -> None:
         a, b, c = ([self._value(name) for name in _names(o)] for o in operands[1:])

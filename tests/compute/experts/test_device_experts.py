@@ -200,20 +200,20 @@ def test_a_request_names_the_sources_of_unfinished_copies_ascending(
 @pytest.mark.parametrize("is_full", [False, True])
 @pytest.mark.parametrize(("n_bytes", "n"), [(0, 1), (3, 3), (100, 2)])
 def test_copies_are_bounded_by_number_and_by_bytes(n_bytes: int, n: int, *, is_full: bool) -> None:
-    """Eight times as many where nobody has to leave for them."""
+    """Four times as many where nobody has to leave for them."""
     experts, daemon = with_bounds(2 if n_bytes == 100 else 8, n_bytes)
     if is_full:
         cache = experts.cache
         for promotion in cache.begin(np.arange(6, 70), 64):
             cache.finish(promotion)
     picked(experts, daemon, *range(6))
-    assert len(experts._copies._chosen) == (n if is_full else 8 * n)
+    assert len(experts._copies._chosen) == (n if is_full else 4 * n)
     picked(experts, daemon, *range(6))
-    assert len(experts._copies._chosen) == (n if is_full else 8 * n)
+    assert len(experts._copies._chosen) == (n if is_full else 4 * n)
 
 
 def test_an_eighth_of_the_arena_at_most_is_under_way_to_an_empty_cache() -> None:
-    experts, daemon = with_bounds(8, 100)
+    experts, daemon = with_bounds(16, 100)
     picked(experts, daemon, *range(6))
     assert len(experts._copies._chosen) == 256 // 8
 

@@ -12,6 +12,7 @@ from protocol.wire.client import ExpertClient
 
 _HELLO_MS = 250  # short, so that a child that died is soon seen
 _RETRY_S = 0.01
+_ADVICE = "ask the server over HTTP, or give another --runtime-dir"
 
 
 def connect_engine(
@@ -19,14 +20,17 @@ def connect_engine(
     checkpoint: Checkpoint,
     wait_s: float,
     tend: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> ExpertClient:
     """Connect as the engine; wait while the daemon starts or another engine holds it.
 
     tend   called between tries: whoever started the daemon looks after it there
+    say    called once with a line for people where another engine holds the daemon
 
     Raises DaemonLost or DaemonBusy after `wait_s`, ProtocolError at once.
     """
     deadline = time.monotonic() + wait_s
+    told = False
     while True:
         tend()
         try:
@@ -37,7 +41,18 @@ def connect_engine(
                 top_k_batch=checkpoint.config.top_k,
                 hello_ms=_HELLO_MS,
             )
-        except (DaemonLost, DaemonBusy):
+        except DaemonLost:
             if time.monotonic() > deadline:
                 raise
+        except DaemonBusy as error:
+            if time.monotonic() > deadline:
+                raise DaemonBusy(
+                    f"{error}; waited {wait_s:g} s: where it is a server, {_ADVICE}", error.pid
+                ) from None
+            if not told:
+                told = True
+                say(
+                    f"pid {error.pid} uses the daemon in {runtime_dir} (a server, perhaps): "
+                    f"waiting up to {wait_s:g} s; or {_ADVICE}"
+                )
         time.sleep(_RETRY_S)

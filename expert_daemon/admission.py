@@ -16,7 +16,7 @@ from .engine_desk import EngineDesk
 from .engine_watch import EngineWatch
 from .fetch_desk import FetchDesk
 from .log import log
-from .outbox import Outbox
+from .outbox import MAX_REFUSALS_LOGGED, Outbox
 from .sessions import Session, Sessions
 from .works import Works
 
@@ -50,6 +50,7 @@ class Admission:
         self._hang_up = hang_up
         self._settle = settle
         self._suspects = works.loading.suspects
+        self._refused_as_busy: set[int] = set()  # pids, since the last engine came
         self.watch = EngineWatch(loop, self._engine_died)
         if works.arena.engine_pid:
             log(f"engine {works.arena.engine_pid} lives on from before: waiting for it")
@@ -60,7 +61,10 @@ class Admission:
         self._counters.hellos += 1
         refusal = self._objection(message) or self._engine_in_the_way(route, message)
         if refusal is not None:
-            self._outbox.refuse(route, refusal)
+            is_repeated = refusal.reason == "busy" and message.pid in self._refused_as_busy
+            self._outbox.refuse(route, refusal, is_repeated=is_repeated)
+            if refusal.reason == "busy" and len(self._refused_as_busy) < MAX_REFUSALS_LOGGED:
+                self._refused_as_busy.add(message.pid)
             return
         previous = self._sessions.by_route.get(route)
         if previous is not None:
@@ -69,6 +73,7 @@ class Admission:
             self.end(self._sessions.engine)  # of the same process, which begins anew
         session = self._sessions.begin(route, message.role, message.pid)
         if session.role == "engine":
+            self._refused_as_busy.clear()
             session.may_read = self.watch.absent
             self._engines.attached()
             self.watch.begin(session.pid, connected=True)

@@ -25,6 +25,7 @@ class Outbox:
         self._generation = generation
         self._counters = counters
         self._lost = lost
+        self._n_refusals_logged = 0
 
     def send(self, session: Session, message: Message) -> None:
         """Send to a session's client."""
@@ -37,10 +38,16 @@ class Outbox:
             log(f"session {session.number} (pid {session.pid}) does not read: dropped")
             self._lost(session)
 
-    def refuse(self, route: bytes, refusal: Refused, session: int = 0) -> None:
-        """Say no to whoever sent a message; nobody minds where that cannot be delivered."""
+    def refuse(
+        self, route: bytes, refusal: Refused, session: int = 0, *, is_repeated: bool = False
+    ) -> None:
+        """Say no to whoever sent a message; nobody minds where that cannot be delivered.
+
+        is_repeated   the same was refused before: it is counted, not logged
+        """
         self._counters.frames_refused += 1
-        if self._counters.frames_refused <= MAX_REFUSALS_LOGGED:
+        if not is_repeated and self._n_refusals_logged < MAX_REFUSALS_LOGGED:
+            self._n_refusals_logged += 1
             log(f"refused ({refusal.reason}): {refusal.text}")
         frame = encode(refusal, session, self._generation)
         self._router.send(route, frame, patient=session != 0)

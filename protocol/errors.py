@@ -28,7 +28,14 @@ class DaemonLost(HeadraceError):
 
 
 class DaemonBusy(HeadraceError):
-    """The daemon has no room for this now: try again later, or release leases."""
+    """The daemon has no room for this now: try again later, or release leases.
+
+    pid   of the process that is in the way; 0 where it is not one process
+    """
+
+    def __init__(self, text: str, pid: int = 0) -> None:
+        super().__init__(text)
+        self.pid = pid
 
 
 class LeaseLost(HeadraceError):

@@ -61,8 +61,20 @@ def opened(config: ComputeConfig, display: Display, *, keep: bool = False) -> It
     with contextlib.ExitStack() as stack:
         with display.loading(config.model):
             daemon = stack.enter_context(daemon_in_use(config, checkpoint.path, environment))
-            engine = _load(config, checkpoint, daemon, stack, keep=keep)
+            if daemon.child is None:
+                _wait_for_turn(config, checkpoint, daemon, display)
+            engine = _load(config, checkpoint, daemon, stack, display, keep=keep)
         yield Opened(config, checkpoint, tokenizer, engine, daemon)
+
+
+def _wait_for_turn(
+    config: ComputeConfig, checkpoint: Checkpoint, daemon: DaemonInUse, display: Display
+) -> None:
+    """Wait until no other engine holds the daemon, before minutes go into loading weights."""
+    from compute.connecting import connect_engine
+
+    wait_s = config.daemon_wait_s
+    connect_engine(daemon.runtime_dir, checkpoint, wait_s, daemon.tend, display.line).close()
 
 
 def _load(
@@ -70,6 +82,7 @@ def _load(
     checkpoint: Checkpoint,
     daemon: DaemonInUse,
     stack: contextlib.ExitStack,
+    display: Display,
     *,
     keep: bool,
 ) -> Engine:
@@ -82,7 +95,9 @@ def _load(
     find_context(checkpoint, config)  # refused before anything is loaded
     model = load_model(checkpoint, config)
     client = stack.enter_context(
-        connect_engine(daemon.runtime_dir, checkpoint, config.daemon_wait_s, daemon.tend)
+        connect_engine(
+            daemon.runtime_dir, checkpoint, config.daemon_wait_s, daemon.tend, display.line
+        )
     )
     waiting = Waiting(
         daemon_wait_s=config.daemon_wait_s, tend=daemon.tend, attached=daemon.attached

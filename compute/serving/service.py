@@ -47,7 +47,9 @@ def serve(config: ComputeConfig, environment: Mapping[str, str]) -> None:
         lock = RuntimeLock(paths.lock, "compute service")
         stack.callback(lock.close)
         model = load_model(checkpoint, config)
-        client = stack.enter_context(connect_engine(runtime_dir, checkpoint, config.daemon_wait_s))
+        client = stack.enter_context(
+            connect_engine(runtime_dir, checkpoint, config.daemon_wait_s, say=_LOG.warning)
+        )
         waiting = Waiting(daemon_wait_s=config.daemon_wait_s)
         prefixes = stack.enter_context(kept_prefixes(config, checkpoint))
         engine = make_engine(checkpoint, config, model, client, waiting, prefixes)

@@ -85,5 +85,7 @@ def _wait_where_busy(path: Path, answer: Message, deadline: Deadline) -> None:
     if answer.reason != "busy":
         raise ProtocolError(f"{path}: Hello refused ({answer.reason}): {answer.text}")
     if answer.retry_ms == 0 or answer.retry_ms >= deadline.left_ms:
-        raise DaemonBusy(f"{path}: {answer.text} (pid {answer.pid})")
+        pid = f" (pid {answer.pid})"
+        named = answer.text if pid in answer.text else answer.text + pid
+        raise DaemonBusy(f"{path}: {named}", answer.pid)
     time.sleep(answer.retry_ms / 1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -86,14 +87,28 @@ def test_a_second_engine_waits_for_the_first_and_then_runs(runtime_dir: Path) ->
             assert len(second.result()["ids"]) == 4
 
 
-def test_a_second_engine_gives_up_at_its_deadline_and_names_the_first(runtime_dir: Path) -> None:
+def test_a_second_engine_gives_up_at_its_deadline_and_names_the_first(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = ComputeConfig(runtime_dir=runtime_dir)
-    second = ComputeConfig(runtime_dir=runtime_dir, daemon_wait_s=0.5)
-    with daemon_process("demo", runtime_dir), opened(first, Display(quiet=True)):
+    second = ComputeConfig(runtime_dir=runtime_dir, daemon_wait_s=2.5)
+    told: list[tuple[float, str]] = []  # when each line came, and the line
+    monkeypatch.setattr(Display, "line", lambda _, line: told.append((time.monotonic(), line)))
+    with daemon_process("demo", runtime_dir) as daemon, opened(first, Display(quiet=True)):
         started = time.monotonic()
         with (
-            pytest.raises(DaemonBusy, match="pid"),
+            pytest.raises(DaemonBusy, match=r"\(pid \d+\) is attached; waited 2.5 s") as caught,
             opened(second, Display(quiet=True)),
         ):
             pass
         assert time.monotonic() - started < 10
+    assert daemon.log.read_text().count("refused (busy)") == 1
+    advice = "ask the server over HTTP, or give another --runtime-dir"
+    assert str(caught.value).endswith(advice)
+    assert str(caught.value).count(f"pid {os.getpid()}") == 1
+    [(when, line)] = told
+    assert line == (
+        f"pid {os.getpid()} uses the daemon in {runtime_dir} (a server, perhaps): "
+        f"waiting up to 2.5 s; or {advice}"
+    )
+    assert when - started < 1.5

@@ -23,17 +23,19 @@ def default_runtime_dir(environment: Mapping[str, str]) -> Path:
 
     Raises ConfigError when neither exists.
     """
-    system = Path("/run/headrace")
+    system, why_not = Path("/run/headrace"), "is not ours"
     try:
         if system.stat().st_uid == os.getuid() and os.access(system, os.W_OK | os.X_OK):
             return system
+    except FileNotFoundError:
+        why_not = "does not exist"
     except OSError:
         pass
     if environment.get("XDG_RUNTIME_DIR"):
         return Path(environment["XDG_RUNTIME_DIR"]) / "headrace"
     raise ConfigError(
-        "no runtime directory: /run/headrace is not ours and XDG_RUNTIME_DIR is not set; "
-        "give --runtime-dir"
+        f"no runtime directory: /run/headrace {why_not} and XDG_RUNTIME_DIR is not set; "
+        "mkdir -m 0700 ~/.headrace, then give --runtime-dir ~/.headrace to every command"
     )
 
 

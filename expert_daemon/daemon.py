@@ -87,6 +87,8 @@ class Daemon:
             max_bytes=config.arena_max_bytes,
             top_k_batch=top_k_batch,
         )
+        prepare_directory(config.runtime_dir)
+        self._lock = RuntimeLock(config.lock_path)
         given = passed_arena
         if passed_arena is None:
             passed_arena = _look_for_arena(config, checkpoint.fingerprint)
@@ -98,8 +100,6 @@ class Daemon:
                 top_k_batch,
                 is_given=config.arena_bytes != 0,
             )
-        prepare_directory(config.runtime_dir)
-        self._lock = RuntimeLock(config.lock_path)
         fingerprint, stamp = checkpoint.fingerprint, shards_stamp(checkpoint.shards)
         self._state = ModelState(config.state_dir, fingerprint, stamp, save=not config.no_save)
         whose = ArenaOf(fingerprint, stamp, config.runtime_dir)

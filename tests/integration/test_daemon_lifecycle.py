@@ -146,7 +146,8 @@ def test_a_second_daemon_is_refused_naming_the_first(daemon, model, checkpoint, 
     base = ("--model", model, "--runtime-dir", runtime_dir, "--state-dir", runtime_dir / "s")
     result = run_daemon(*base)
     assert result.returncode == 1
-    assert f"pid {daemon.pid}" in result.stderr
+    assert f"another expert daemon (pid {daemon.pid}) runs in {runtime_dir}" in result.stderr
+    assert "the arena of the last daemon" not in result.stderr  # it is the first's, which serves it
     with engine_of(runtime_dir, checkpoint) as engine:
         load(engine, 0, (1, 2))
 
@@ -157,6 +158,17 @@ def test_a_runtime_directory_too_long_for_a_socket_is_refused(model, tmp_path):
     assert result.returncode == 1
     assert "a socket's path may have 100" in result.stderr
     assert not long.exists()
+
+
+def test_a_directory_where_others_may_write_is_refused_before_an_arena_is_looked_for(
+    model, runtime_dir
+):
+    runtime_dir.chmod(0o777)
+    base = ("--model", model, "--runtime-dir", runtime_dir, "--state-dir", runtime_dir / "s")
+    result = run_daemon(*base)
+    assert result.returncode == 1
+    assert "others may write there (mode 0777); wanted 0700" in result.stderr
+    assert "a new, empty arena" not in result.stderr
 
 
 def test_a_model_that_is_none_is_refused_by_name(runtime_dir, tmp_path):

@@ -20,7 +20,7 @@ from .apis.own import state, why
 from .apis.responses import read_response
 from .compute_link import ComputeLost
 from .config import read_tokens
-from .http.errors import RETRY_LOST_S, ApiError, Shape, error_response, shape_of
+from .http.errors import RETRY_LOST_S, STOPPING, ApiError, Shape, error_response, shape_of
 from .http.guard import Guard
 from .http.page import PAGE_FILES, page_file
 from .metrics import CONTENT_TYPE
@@ -82,7 +82,7 @@ async def _health(_request: Request, _frontend: Frontend) -> Response:
 async def _ready(_request: Request, frontend: Frontend) -> Response:
     """Requests are answered now."""
     if frontend.is_draining:
-        return _not_ready("this server is ending")
+        return _not_ready(STOPPING)
     try:
         report = await frontend.link.status()
     except ComputeLost as error:

@@ -50,6 +50,10 @@ class ComputeAbsent(ComputeLost):
     """Nobody is at compute's sockets: it has not started yet, or has ended."""
 
 
+class NotNow(ComputeLost):
+    """As ComputeLost, but clients are told its text alone: it says what they need to know."""
+
+
 class ComputeRefused(HeadraceError):
     """Compute does not take this request.
 
@@ -145,6 +149,7 @@ class ComputeLink:
         self._lost: asyncio.Future[str] | None = None
         self.why = "compute has not answered yet"  # while there is no session
         self.n_sessions = 0
+        self._is_refused = False
         self.first_joined = asyncio.Event()
 
     @property
@@ -157,10 +162,16 @@ class ComputeLink:
         """Requests that have not ended."""
         return len(self._generations)
 
+    def absence(self) -> ComputeLost:
+        """Return what to tell of there being no session: before the first one the model loads."""
+        if self.n_sessions or self._is_refused:
+            return ComputeLost(self.why)
+        return NotNow("the model is loading")
+
     def generate(self, order: Order) -> Generation:
         """Send a request. Raises ComputeLost where there is no session."""
         if self._joined is None:
-            raise ComputeLost(self.why)
+            raise self.absence()
         number = next(self._numbers)
         generation = self._generations[number] = Generation(self, number)
         ids = order.token_ids
@@ -180,6 +191,14 @@ class ComputeLink:
         if self._generations.pop(number, None) is not None and self._joined is not None:
             self._send(m.CancelGenerate(number))
 
+    def end_all(self, error: HeadraceError) -> None:
+        """End every generation with an error; compute is told to leave them."""
+        generations, self._generations = self._generations, {}
+        for number, generation in generations.items():
+            if self._joined is not None:
+                self._send(m.CancelGenerate(number))
+            generation.tell(error)
+
     async def status(self) -> m.Values:
         """What compute says about itself. Raises ComputeLost."""
         return (await self.report()).values
@@ -187,7 +206,7 @@ class ComputeLink:
     async def report(self, *, tiers: bool = False) -> m.StatusReport:
         """The same, with where every expert is where that is asked for. Raises ComputeLost."""
         if self._joined is None:
-            raise ComputeLost(self.why)
+            raise self.absence()
         number = next(self._numbers)
         report: asyncio.Future[m.StatusReport] = asyncio.get_running_loop().create_future()
         self._reports[number] = report
@@ -209,6 +228,7 @@ class ComputeLink:
                 except ComputeAbsent as error:
                     self._end(str(error), logged=self._waits)
                 except (ComputeLost, ComputeRefused) as error:
+                    self._is_refused = isinstance(error, ComputeRefused)
                     self._end(str(error))
                 await asyncio.sleep(_RETRY_S)
         finally:
@@ -266,9 +286,7 @@ class ComputeLink:
             self._dealer.close(linger=0)
             self._dealer = None
         self._outgoing.clear()
-        generations, self._generations = self._generations, {}
-        for generation in generations.values():
-            generation.tell(ComputeLost(why))
+        self.end_all(ComputeLost(why))
         for report in self._reports.values():
             if not report.done():
                 report.set_exception(ComputeLost(why))

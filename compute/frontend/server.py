@@ -1,7 +1,7 @@
 """The HTTP server of a frontend and its link to compute, from start to drained end.
 
 SIGTERM and SIGINT drain: no new connection is taken, what runs may end within `drain_s`; a second
-SIGINT ends at once.
+one ends at once. What runs then gets an error in its API's shape, and seconds to take it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ JOINED = "X_HEADRACE_JOINED"  # notified once compute is there
 _KEEP_ALIVE_S = 75
 _LOOP = "the event loop"
 _LIFE_S = 1  # between two beats of it
+_LAST_WORDS_S = 2  # that errors may take to reach their clients, after `drain_s`
 _SPARE_CONNECTIONS = 64  # beyond max_connections, to be told why not
 
 
@@ -66,8 +68,9 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, frontend: Frontend, listener: socket.socket) -> None:
         config = frontend.config
+        self._guard = build_app(frontend)
         settings = uvicorn.Config(
-            build_app(frontend),
+            self._guard,
             http=TimedConnection,
             ws="none",
             lifespan="off",
@@ -77,7 +80,7 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,
             limit_concurrency=config.max_connections + _SPARE_CONNECTIONS,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, round(config.drain_s)),
+            timeout_graceful_shutdown=math.ceil(config.drain_s) + _LAST_WORDS_S,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             callback_notify=self._show_life,
             timeout_notify=_LIFE_S,
@@ -97,6 +100,33 @@ class HttpServer(uvicorn.Server):
         """Begin to listen, and say so."""
         await super().startup(sockets)
         notify(f"READY=1\nSTATUS={self.url}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let what runs end for a while, and end then what still does."""
+        drain_s, n_active = self._frontend.config.drain_s, self._guard.n_active
+        if n_active and drain_s and not self.force_exit:
+            requests = "request" if n_active == 1 else "requests"
+            _LOG.info(
+                "waiting up to %g s for %d %s; Ctrl-C again to stop now",
+                drain_s,
+                n_active,
+                requests,
+            )
+        loop = asyncio.get_running_loop()
+        deadline = loop.call_later(drain_s, self._frontend.end_requests)
+        await super().shutdown(sockets)
+        deadline.cancel()
+        if self.server_state.tasks:
+            await self._end_tasks()
+
+    async def _end_tasks(self) -> None:
+        """End the requests that were not waited for: with their error, else by cancelling them."""
+        self._frontend.end_requests()
+        _, late = await asyncio.wait(self.server_state.tasks, timeout=_LAST_WORDS_S / 4)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=_LAST_WORDS_S / 4)
 
     def stop(self) -> None:
         """Drain and end; a second time, end at once."""

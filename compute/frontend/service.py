@@ -22,12 +22,12 @@ from protocol.wire.sockets import RuntimePaths
 
 from .answer import Answer, Parser, PlainParser
 from .apis.sampling import Draw
-from .compute_link import ComputeLink, ComputeLost, Order
+from .compute_link import ComputeLink, NotNow, Order
 from .config import FrontendConfig
 from .constraints import BoundGrammar, grammar_of
 from .encoding import Encoding, Prompt
 from .followed import Followed
-from .http.errors import ApiError
+from .http.errors import STOPPING, ApiError
 from .metrics import Metrics
 from .recent import Recent, Remembered
 from .tokenizer import Tokenizer
@@ -159,17 +159,21 @@ class Frontend:
 
         return Followed(answer, ended)
 
+    def end_requests(self) -> None:
+        """End what still runs, each request with an error in its API's shape."""
+        self.link.end_all(NotNow(STOPPING))
+
     def close(self) -> None:
         """End the prompts' thread."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _joined(self) -> Joined:
         """The session with compute. Raises ComputeLost where there is none, or we are ending."""
+        if self.is_draining:
+            raise NotNow(STOPPING)
         joined = self.link.joined
         if joined is None:
-            raise ComputeLost(self.link.why)
-        if self.is_draining:
-            raise ComputeLost("this server is ending")
+            raise self.link.absence()
         return joined
 
     def _parser(self, asked: Asked) -> Parser:

@@ -12,11 +12,12 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from compute.frontend.compute_link import ComputeLost, ComputeRefused
+from compute.frontend.compute_link import ComputeLost, ComputeRefused, NotNow
 from compute.frontend.encoding import RequestError
 from protocol.errors import HeadraceError
 
 RETRY_LOST_S = 2  # compute starts again within seconds, or much later
+STOPPING = "this server is stopping"
 
 
 class Shape(Enum):
@@ -102,6 +103,8 @@ def api_error(error: HeadraceError) -> ApiError:
     """Return what a client is told of one of our errors."""
     if isinstance(error, RequestError):
         return ApiError(error.status, str(error), param=error.param, code=error.code)
+    if isinstance(error, NotNow):
+        return ApiError(503, str(error), retry_s=RETRY_LOST_S)
     if isinstance(error, ComputeLost):
         return ApiError(503, f"the model is not there now: {error}", retry_s=RETRY_LOST_S)
     if isinstance(error, ComputeRefused):

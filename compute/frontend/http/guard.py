@@ -8,6 +8,7 @@ the Origin header that browsers send. The files of our own page need no token: t
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import secrets
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from compute.frontend.config import is_loopback
 
-from .errors import ApiError, error_response, shape_of
+from .errors import RETRY_LOST_S, STOPPING, ApiError, error_response, shape_of
 from .page import PAGE_PATHS
 
 _LOG = logging.getLogger("headrace.frontend")
@@ -80,6 +81,13 @@ class Guard:
                 await response(scope, receive, told)
             else:
                 await self._app(scope, receive, told)
+        except asyncio.CancelledError:  # by the end of the server alone, which waited before
+            if status:
+                await _hang_up(scope, receive)
+            else:
+                stopping = ApiError(503, STOPPING, retry_s=RETRY_LOST_S)
+                response = error_response(shape_of(scope["path"]), stopping, request_id)
+                await response(scope, receive, told)
         finally:
             self.n_active -= 1
             self._ended(scope, status, time.monotonic() - started)
@@ -120,6 +128,15 @@ class Guard:
             said = status or "left"
             raw = scope["raw_path"].decode("ascii", "replace")
             _LOG.info("%s %s %s %.3f s", scope["method"], raw, said, seconds)
+
+
+async def _hang_up(scope: Scope, receive: Receive) -> None:
+    """End a response in its middle, so that the client sees that it is not whole."""
+    abort = scope["state"].get("abort")
+    if abort is not None:
+        abort()
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
 
 def _comes_from_this_machine(origin: str | None) -> bool:

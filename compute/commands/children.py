@@ -57,6 +57,7 @@ class Place:
 
     runtime_dir: Path
     private: bool  # made for this process, removed with it
+    looked_in: Path | None = None  # the default one, where no daemon runs
 
 
 def find_place(config: ComputeConfig, environment: Mapping[str, str]) -> Place:
@@ -67,6 +68,7 @@ def find_place(config: ComputeConfig, environment: Mapping[str, str]) -> Place:
     """
     if config.runtime_dir is not None:
         return Place(config.find_runtime_dir(environment), private=False)
+    default = None
     with contextlib.suppress(ConfigError):
         default = default_runtime_dir(environment)
         if daemon_runs(default):
@@ -75,7 +77,7 @@ def find_place(config: ComputeConfig, environment: Mapping[str, str]) -> Place:
     base = base if base and os.access(base, os.W_OK) else tempfile.gettempdir()
     _remove_left_over(Path(base))
     made = tempfile.mkdtemp(prefix=f"{_PRIVATE_PREFIX}{os.getpid()}-", dir=base)
-    return Place(Path(made), private=True)
+    return Place(Path(made), private=True, looked_in=default)
 
 
 def _remove_left_over(base: Path) -> None:
@@ -230,6 +232,7 @@ class DaemonInUse:
 
     runtime_dir: Path
     child: DaemonChild | None  # None: it ran before us and is left alone
+    looked_in: Path | None = None  # where a daemon was looked for; None: there was no such place
 
     def tend(self) -> None:
         """Keep our own child running; where another daemon took its place, use that one."""
@@ -262,7 +265,8 @@ def daemon_in_use(
             arguments = table + daemon_arguments(config, model)  # of two the last one counts
             child = DaemonChild(arguments, place.runtime_dir, environment)
             child.start()
-        yield DaemonInUse(place.runtime_dir, child)
+        looked_in = place.looked_in if place.private else place.runtime_dir
+        yield DaemonInUse(place.runtime_dir, child, looked_in)
     finally:
         if child is not None:
             child.stop()

@@ -63,6 +63,9 @@ def opened(config: ComputeConfig, display: Display, *, keep: bool = False) -> It
             daemon = stack.enter_context(daemon_in_use(config, checkpoint.path, environment))
             if daemon.child is None:
                 _wait_for_turn(config, checkpoint, daemon, display)
+            else:
+                where = "" if daemon.looked_in is None else f" in {daemon.looked_in}"
+                display.progress_line(f"no daemon{where}: starting one for this run")
             engine = _load(config, checkpoint, daemon, stack, display, keep=keep)
         yield Opened(config, checkpoint, tokenizer, engine, daemon)
 

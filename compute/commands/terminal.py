@@ -89,6 +89,11 @@ class Display:
         """Write what the model thinks, dim, where it stands: to standard error."""
         self._console.print(text, end="", style="dim", markup=False, soft_wrap=True)
 
+    def progress_line(self, text: str) -> None:
+        """Write one line where progress is shown."""
+        if self._live:
+            self.line(text)
+
     def line(self, text: str) -> None:
         """Write one line to standard error."""
         self._console.print(text, markup=False, soft_wrap=True)

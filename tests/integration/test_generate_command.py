@@ -147,6 +147,26 @@ def test_text_goes_to_standard_output_and_the_closing_line_to_standard_error(
     assert list(runtime_dir.iterdir()) == []  # the private directory went with its daemon
 
 
+@pytest.mark.parametrize("is_given", [False, True])
+def test_on_a_terminal_a_line_says_that_a_daemon_is_started_and_where_none_was(
+    capsys: pytest.CaptureFixture[str],
+    runtime_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_given: bool,
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # standard error passes for a terminal
+    if not is_given and Path("/run/headrace").exists():
+        pytest.skip("this machine has /run/headrace")
+    where = runtime_dir / ("mine" if is_given else "headrace")
+    flags = ["--prompt-ids", PLAY, "--max-tokens", "1"]
+    flags += ["--runtime-dir", str(where)] if is_given else []
+    line = f"no daemon in {where}: starting one for this run\n"
+    assert headrace.main(["generate", *flags]) == 0
+    assert capsys.readouterr().err.count(line) == 1
+    assert headrace.main(["generate", "--json", *flags]) == 0
+    assert "no daemon" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -15,6 +15,7 @@ from pathlib import Path
 from protocol.runtime_dir import check_runtime_dir, default_runtime_dir
 from protocol.sizes import parse_size
 
+from .device_name import AUTO_DEVICE, device_name
 from .frontend.config import FRONTEND_OPTIONS
 from .options import (
     ENVIRONMENT_PREFIX,
@@ -31,7 +32,6 @@ from .options import (
 )
 
 DEFAULT_CONTEXT = 4096
-AUTO_DEVICE = "auto"
 GRAPH_MODES = ("auto", "plain", "eager", "layer", "segment", "oracle")
 SEGMENT_KINDS = ("auto", "whole", "source-layers")
 SIDE_STREAMS = ("on", "off")
@@ -88,7 +88,9 @@ class ComputeConfig:
 COMPUTE_OPTIONS = {
     "model": Option(text, "MODEL", "model directory, .gguf file, or demo for the packaged model"),
     "precision": Option(word(PRECISIONS), None, "how activations are kept and rounded", PRECISIONS),
-    "device": Option(text, "NAME", "auto, cpu, cuda or cuda:N (auto: a GPU where one has room)"),
+    "device": Option(
+        device_name, "NAME", "auto, cpu, cuda or cuda:N (auto: a GPU where one has room)"
+    ),
     "context": Option(
         count(1, 2**24), "N", "most tokens, prompt included (default: 4096 or the model's limit)"
     ),

@@ -11,7 +11,9 @@ from protocol.files.checkpoint import Checkpoint
 from protocol.files.slice_map import ExpertLayout
 from protocol.sizes import format_size
 
-from .config import AUTO_DEVICE, DEFAULT_CONTEXT, ComputeConfig
+from .config import DEFAULT_CONTEXT, ComputeConfig
+from .device import reach_device
+from .device_name import AUTO_DEVICE
 from .experts.arena_view import PieceShapes
 from .frontend.token_map import token_map_of
 from .model.model import Model
@@ -60,15 +62,7 @@ def find_device(name: str, checkpoint: Checkpoint) -> torch.device:
     """
     if name == AUTO_DEVICE:
         name = "cuda" if _gpu_has_room(checkpoint) else "cpu"
-    try:
-        device = torch.device(name)
-        if device.type not in {"cpu", "cuda"}:
-            raise ConfigError(f"--device: {name!r} is none of {AUTO_DEVICE}, cpu, cuda and cuda:N")
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"--device: {name!r} cannot be used: {reason}") from error
-    return device
+    return reach_device(name)
 
 
 def _gpu_has_room(checkpoint: Checkpoint) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from compute.config import ComputeConfig
+from compute.config import ComputeConfig, load_config
 from compute.load import find_device
 from protocol.errors import ConfigError
 from tests.support.decode_rig import demo
@@ -45,7 +46,16 @@ def test_a_gpu_without_room_is_named_and_left_alone(
     assert "the CPU computes: a card has 8.0 MiB, the dense weights are 8.0 MiB" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["tpu", "meta", "cuda:99"])
-def test_a_device_that_is_asked_for_and_not_there_is_an_error(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"--device: '{name}'"):
+@pytest.mark.parametrize("name", ["tpu", "gpu", "mps", "meta", "cuda:x", "cuda:-1", "CUDA"])
+def test_a_device_that_is_no_name_of_one_is_an_error(name: str) -> None:
+    words = f"^--device: '{name}' is none of auto, cpu, cuda and cuda:N$"
+    with pytest.raises(ConfigError, match=words):
         find_device(name, demo())
+    with pytest.raises(ConfigError, match=words):
+        load_config(argparse.Namespace(device=name), {})
+
+
+def test_a_device_that_is_asked_for_and_not_there_is_an_error_with_advice() -> None:
+    advice = "use --device cpu or auto; headrace doctor says what torch sees"
+    with pytest.raises(ConfigError, match=f"^--device: 'cuda:99' cannot be used: .*; {advice}$"):
+        find_device("cuda:99", demo())

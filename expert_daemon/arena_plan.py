@@ -15,11 +15,18 @@ from protocol.errors import ProtocolError
 from protocol.files.checkpoint import Checkpoint
 from protocol.files.slice_map import SlotImage
 
-from .budget import Budget, common_slots, minimum_slots, plan_arena, slot_budget
+from .budget import Budget, before_slots, common_slots, minimum_slots, plan_arena, slot_budget
 from .populate import available_bytes
 
 MIN_RING_ROWS = 1024
 MAX_RING_ROWS = 1 << 20
+BY_MAX = "that is the --arena-max it was started with"
+BY_SIZE = "that is the --arena it was started with; a start with --arena-max allows more"
+BY_MEMORY = (
+    "that is half of this machine's memory, or what was available of it at the start, since no "
+    "--arena was given; a start with --arena-max allows more"
+)
+BY_FORMER = "that is what the arena of the last daemon, which was taken over, has room for"
 RING_SHARE = 64  # ring and row cache take a 64th of what a minimal arena leaves of the largest size
 
 
@@ -32,6 +39,7 @@ class PlannedArena:
     n_bytes: int  # as populated
     budget: Budget
     max_bytes: int  # the most that a resize may give it
+    max_from: str  # where that comes from, for the refusal
     n_slots_set: int  # what the settings give; another n_slots is a resize's, which outlives them
     pieces: NDArray[np.uint64]  # [n_layers, 2, 6], zeros for layers like the layout's
     layer_rooms: tuple[int, ...]  # the room of each layer's experts
@@ -66,6 +74,7 @@ def plan(
     def bytes_of(n_slots: int, ring_rows: int) -> int:
         return layout_of(max(n_slots, 1), ring_rows).populated_bytes(n_slots)
 
+    max_from = BY_MAX if max_bytes else BY_SIZE if size_bytes else BY_MEMORY
     least = bytes_of(minimum_slots(top_k_batch).n_slots, MIN_RING_ROWS if row_bytes else 0)
     size_bytes = size_bytes or max(least, _automatic_size())
     max_bytes = max(max_bytes, size_bytes)
@@ -75,6 +84,7 @@ def plan(
         top_k_batch=top_k_batch,
         n_keys=n_keys,
         bytes_of=lambda n_slots: bytes_of(n_slots, ring_rows),
+        beside=lambda n_slots: before_slots(layout_of(n_slots, ring_rows)),
     )
     layout = layout_of(largest.n_slots, ring_rows)
     planned = plan_arena(
@@ -82,6 +92,7 @@ def plan(
         top_k_batch=top_k_batch,
         n_keys=n_keys,
         bytes_of=layout.populated_bytes,
+        beside=lambda _: before_slots(layout),
     )
     return PlannedArena(
         layout=layout,
@@ -89,6 +100,7 @@ def plan(
         n_bytes=planned.n_bytes,
         budget=slot_budget(planned.n_slots, top_k_batch, rooms),
         max_bytes=max_bytes,
+        max_from=max_from,
         n_slots_set=planned.n_slots,
         pieces=_pieces(images, checkpoint.slice_map.image),
         layer_rooms=tuple(rooms.room_for(image.slot_bytes) for image in images),
@@ -144,12 +156,14 @@ def keep_size(
         return planned
     if is_given and (theirs != ours or identity.n_slots_set != planned.n_slots):
         return planned
+    room = theirs.populated_bytes(theirs.n_slots_max)
     return replace(
         planned,
         layout=theirs,
         n_slots=identity.n_slots,
         n_bytes=theirs.populated_bytes(identity.n_slots),
         budget=budget,
-        max_bytes=max(planned.max_bytes, theirs.populated_bytes(theirs.n_slots_max)),
+        max_bytes=max(planned.max_bytes, room),
+        max_from=BY_FORMER if room > planned.max_bytes else planned.max_from,
         n_slots_set=planned.n_slots if is_given else identity.n_slots_set,
     )

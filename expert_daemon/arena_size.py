@@ -8,18 +8,19 @@ from protocol.errors import ConfigError
 from protocol.sizes import format_size
 
 from .arena import Arena
-from .budget import ArenaPlan, Budget, plan_arena, slot_budget
+from .budget import ArenaPlan, Budget, before_slots, plan_arena, slot_budget
 from .populate import available_bytes, populate, punch_hole
 
 
 class ArenaSize:
     """The slots in use and their budget. Memory is touched by `populate` and `release` alone."""
 
-    def __init__(self, arena: Arena, *, top_k_batch: int, max_bytes: int) -> None:
-        """Take the arena as it was opened."""
+    def __init__(self, arena: Arena, *, top_k_batch: int, max_bytes: int, max_from: str) -> None:
+        """Take the arena as it was opened, and where its maximum comes from."""
         self._arena = arena
         self._top_k_batch = top_k_batch
         self.max_bytes = max_bytes
+        self._max_from = max_from
         self.budget = self.budget_of(self.n_slots)
 
     @property
@@ -52,13 +53,13 @@ class ArenaSize:
     def plan(self, n_bytes: int) -> ArenaPlan:
         """Return the slots that a size holds.
 
-        Raises ConfigError beyond the maximum, with its figure; below the minimum, with each addend
-        of it; and where the machine has not as much memory.
+        Raises ConfigError beyond the maximum, with its figure and where that comes from; below the
+        minimum, with each addend of it; and where the machine has not as much memory.
         """
         if n_bytes > self.max_bytes:
             raise ConfigError(
                 f"{_shown(n_bytes)} asked for, the arena may have {_shown(self.max_bytes)} at "
-                "most: it was started with that --arena-max"
+                f"most: {self._max_from}"
             )
         layout = self._arena.view.layout
         planned = plan_arena(
@@ -66,6 +67,7 @@ class ArenaSize:
             top_k_batch=self._top_k_batch,
             n_keys=layout.n_keys,
             bytes_of=self.bytes_of,
+            beside=lambda _: before_slots(layout, "Engram rows, laid out at the start"),
         )
         n_slots = min(planned.n_slots, layout.n_slots_max)
         wanted, available = self.bytes_of(n_slots) - self.n_bytes, available_bytes()

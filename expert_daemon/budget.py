@@ -7,9 +7,10 @@ prefill window. Source: DESIGN.md section 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from protocol.arena.layout import ArenaLayout
 from protocol.arena.rooms import Rooms
 from protocol.errors import ConfigError
 
@@ -17,6 +18,8 @@ HEDGE_SLOTS = 2
 PREFILL_WINDOW = 16
 MOST_FREE = 64
 MOST_LEASES = 64
+Addends = Sequence[tuple[str, int]]  # (name, bytes)
+
 MANY_SLOTS = 1 << 20  # so many that no share of them is below its limit
 
 
@@ -91,15 +94,28 @@ def minimum_slots(top_k_batch: int) -> Budget:
     return _full_budget(n_slots, top_k_batch)
 
 
+def before_slots(layout: ArenaLayout, rows: str = "Engram rows") -> Addends:
+    """What stands in an arena before its slots: bytes by name, `rows` that of the row ring."""
+    ring = layout.size("ring")
+    return ((rows, ring), ("tables and headers", layout.bookkeeping_bytes - ring))
+
+
 def plan_arena(
-    size_bytes: int, *, top_k_batch: int, n_keys: int, bytes_of: Callable[[int], int]
+    size_bytes: int,
+    *,
+    top_k_batch: int,
+    n_keys: int,
+    bytes_of: Callable[[int], int],
+    beside: Callable[[int], Addends] | None = None,
 ) -> ArenaPlan:
     """The most slots that fit into `size_bytes`, but no more than all keys can use.
 
     n_keys    experts of the model, all layers together
     bytes_of  bytes of the whole arena, as populated, with so many slots; grows with them
+    beside    what of these is not slots, for the refusal; None: what no slots at all take
 
-    Raises ConfigError with each addend and the smallest legal size where too few fit.
+    Raises ConfigError with each addend, of slots and of bytes, and the smallest legal size where
+    too few fit.
     """
     minimum = minimum_slots(top_k_batch)
     low, high = 0, max(minimum.n_slots, _slots_for_all(n_keys))
@@ -110,7 +126,9 @@ def plan_arena(
         else:
             high = middle - 1
     if low < minimum.n_slots:
-        raise ConfigError(_refusal(size_bytes, low, minimum, bytes_of(minimum.n_slots)))
+        least = minimum.n_slots
+        others = (("tables", bytes_of(0)),) if beside is None else beside(least)
+        raise ConfigError(_refusal(size_bytes, low, minimum, bytes_of(least), others))
     return ArenaPlan(low, bytes_of(low), slot_budget(low, top_k_batch))
 
 
@@ -134,6 +152,12 @@ def _slots_for_all(n_keys: int) -> int:
     return n_slots
 
 
-def _refusal(size_bytes: int, n_slots: int, minimum: Budget, smallest_bytes: int) -> str:
+def _refusal(
+    size_bytes: int, n_slots: int, minimum: Budget, smallest_bytes: int, others: Addends
+) -> str:
     found = f"an arena of {size_bytes} bytes holds {n_slots} slots, wanted {minimum.n_slots}:"
-    return "\n".join([found, *minimum.lines(), f"smallest: {smallest_bytes} bytes"])
+    slots = smallest_bytes - sum(n_bytes for _, n_bytes in others)
+    addends = ((f"{minimum.n_slots} slots", slots), *others)
+    sizes = [f"  {name:<34}{n_bytes:>13}" for name, n_bytes in addends if n_bytes]
+    last = f"smallest: {smallest_bytes} bytes"
+    return "\n".join([found, *minimum.lines(), "in bytes:", *sizes, last])

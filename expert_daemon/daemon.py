@@ -178,6 +178,7 @@ class Daemon:
                 arena,
                 top_k_batch=checkpoint.config.top_k * config.batch,
                 max_bytes=planned.max_bytes,
+                max_from=planned.max_from,
             ),
             loading=ExpertLoading(cache, reader, arena, counters, faults, suspects, hedges),
             reader=reader,

@@ -46,16 +46,23 @@ def test_a_model_with_few_experts_still_gets_the_minimum():
     assert plan.n_slots == minimum_slots(6).n_slots
 
 
+def _addends(lines: list[str]) -> dict[str, int]:
+    return {line.rsplit(maxsplit=1)[0].strip(): int(line.split()[-1]) for line in lines}
+
+
 def test_a_size_too_small_is_refused_with_each_addend_and_the_smallest():
     minimum = minimum_slots(6)
     with pytest.raises(ConfigError) as refused:
         plan_arena(30_000, top_k_batch=6, n_keys=1000, bytes_of=lambda n: 5000 + 1000 * n)
     lines = str(refused.value).splitlines()
     assert lines[0] == f"an arena of 30000 bytes holds 25 slots, wanted {minimum.n_slots}:"
-    addends = {line.rsplit(maxsplit=1)[0].strip(): int(line.split()[-1]) for line in lines[1:-1]}
+    between = lines.index("in bytes:")
+    addends = _addends(lines[1:between])
     assert addends["2 x top-k x batch"] == 12
     assert addends.pop("slots needed") == sum(addends.values())
     smallest = 5000 + 1000 * minimum.n_slots
     assert lines[-1] == f"smallest: {smallest} bytes"
+    of_bytes = {f"{minimum.n_slots} slots": 1000 * minimum.n_slots, "tables": 5000}
+    assert _addends(lines[between + 1 : -1]) == of_bytes
     plan = plan_arena(smallest, top_k_batch=6, n_keys=1000, bytes_of=lambda n: 5000 + 1000 * n)
     assert plan.n_slots == minimum.n_slots

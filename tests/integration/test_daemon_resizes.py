@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 
@@ -10,6 +11,7 @@ import pytest
 
 from compute.experts.miss_client import MissClient, Waiting
 from compute.load import expert_shapes
+from expert_daemon.arena_plan import plan
 from protocol.errors import DaemonLost
 from protocol.files.checkpoint import open_checkpoint
 from protocol.wire import messages as m
@@ -111,18 +113,45 @@ def test_without_an_engine_the_arena_shrinks_and_grows_and_memory_follows(
         check_bytes(client, checkpoint)
 
 
+def test_the_refusal_of_a_size_beyond_the_maximum_says_where_that_comes_from(
+    model, runtime_dir, smallest
+):
+    with (
+        daemon_thread(model, runtime_dir, arena_bytes=smallest + (1 << 20)) as daemon,
+        ExpertClient(daemon.runtime_dir) as client,
+    ):
+        text = client.resize(10 << 40).text
+    assert f"{smallest + (1 << 20)} bytes) at most: that is the --arena it was started" in text
+    assert text.endswith("a start with --arena-max allows more")
+
+
+def test_a_maximum_that_nobody_gave_is_said_to_be_the_memorys(checkpoint, smallest):
+    sizes = {"size_bytes": 0, "max_bytes": 0, "top_k_batch": TOP_K}
+    assert "half of this machine's memory" in plan(checkpoint, **sizes).max_from
+    sizes["size_bytes"] = smallest
+    assert "--arena it was" in plan(checkpoint, **sizes).max_from
+
+
 def test_sizes_that_cannot_be_are_refused_with_the_figures(daemon, sizes, smallest):
     _, _, most = sizes
     with ExpertClient(daemon.runtime_dir) as client:
         now = patient(client.stats)["arena_bytes"]
         beyond = client.resize(most + 1)
         assert str(most) in beyond.text
-        assert "--arena-max" in beyond.text
+        assert "that is the --arena-max it was started with" in beyond.text
         assert beyond.n_bytes == now
         below = client.resize(smallest - 1)
         for addend in ("2 x top-k x batch", "free pool", "hedged reads", "prefill window"):
             assert addend in below.text
         least = int(below.text.rpartition("smallest: ")[2].split()[0])
+        found = re.search(r"in bytes:\n(.*)\nsmallest: ", below.text, re.DOTALL)
+        assert found
+        addends = {
+            name.strip(): int(n_bytes)
+            for name, n_bytes in (line.rsplit(maxsplit=1) for line in found[1].splitlines())
+        }
+        assert "Engram rows, laid out at the start" in addends
+        assert sum(addends.values()) == least
         assert client.resize(least - 1).text.endswith(f"smallest: {least} bytes")
         assert client.resize(now).text == ""
         assert patient(client.stats)["arena_bytes"] == now

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -38,6 +39,7 @@ from compute.frontend.config import (
     load_frontend_config,
     read_tokens,
 )
+from compute.frontend.listener import listen
 from compute.options import switch
 from protocol.errors import ConfigError
 from protocol.files.checkpoint import open_checkpoint, resolve_model
@@ -51,6 +53,7 @@ from .daemon_table import daemon_flags
 from .supervision import Child, ChildFailed, Program, Supervisor
 
 _LOOK_S = 60.0
+_UNREACHABLE = 2  # exit status of compute.device
 _JOINED = "X_HEADRACE_JOINED"  # the frontend's word for compute being there
 _SPARE_S = 5.0  # beyond the frontend's own drain
 _FRONTEND_FLAGS = tuple(
@@ -74,13 +77,17 @@ def run(args: argparse.Namespace) -> int:
     if frontend.token_file is not None:
         read_tokens(frontend.token_file)
     model = open_checkpoint(resolve_model(config.model)).path.absolute()
+    listen(frontend).close()  # refused before a daemon fills its arena
     with _runtime_dir(config) as runtime_dir:
         config = replace(config, model=str(model), runtime_dir=runtime_dir)
         frontend = replace(frontend, model=str(model), runtime_dir=runtime_dir)
+        starts_compute = not _compute_runs(runtime_dir)
+        if starts_compute:
+            _check_device(config.device)
         supervisor = Supervisor(runtime_dir, _environment())
         stopped = _heed_signals(supervisor)
         try:
-            web = _start(supervisor, config, frontend)
+            web = _start(supervisor, config, frontend, starts_compute=starts_compute)
             status = _look_after(supervisor, web, stopped)
             supervisor.stop()
         finally:
@@ -88,7 +95,29 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def _start(supervisor: Supervisor, config: ComputeConfig, frontend: FrontendConfig) -> Child:
+def _check_device(name: str) -> None:
+    """Raise ConfigError where torch does not reach a GPU that was asked for by name.
+
+    In a process of its own: torch and what it takes of a GPU have no place in this one. What else
+    may fail there is left to compute to say.
+    """
+    if not name.startswith("cuda"):
+        return
+    command = [sys.executable, "-m", "compute.device", name]
+    done = subprocess.run(
+        command, env=_environment(), stderr=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode == _UNREACHABLE:
+        raise ConfigError(done.stderr.strip().splitlines()[-1])
+
+
+def _start(
+    supervisor: Supervisor,
+    config: ComputeConfig,
+    frontend: FrontendConfig,
+    *,
+    starts_compute: bool,
+) -> Child:
     """Start what does not run; return the frontend."""
     assert config.runtime_dir is not None
     file = [] if config.settings_file is None else ["--config", str(config.settings_file)]
@@ -97,7 +126,7 @@ def _start(supervisor: Supervisor, config: ComputeConfig, frontend: FrontendConf
         flags = table + daemon_arguments(config, Path(config.model))  # of two the last one counts
         flags += ["--runtime-dir", str(config.runtime_dir)]
         supervisor.add(Program("the expert daemon", ["-m", "expert_daemon", *flags]))
-    if not _compute_runs(config.runtime_dir):
+    if starts_compute:
         names = dict.fromkeys((*MODEL_OPTIONS, *SERVICE_OPTIONS))
         flags = _flags({name: getattr(config, name) for name in names})
         supervisor.add(Program("the compute service", ["-m", "compute", *file, *flags]))

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 import uvicorn
 import uvloop
 
-from protocol.errors import ConfigError
 from protocol.sd_notify import notify
 from protocol.watchdog import Watchdog
 from protocol.wire.sockets import RuntimePaths
@@ -25,6 +24,7 @@ from protocol.wire.sockets import RuntimePaths
 from .app import build_app
 from .config import FrontendConfig
 from .http.connection import TimedConnection
+from .listener import listen
 from .service import Frontend
 
 _LOG = logging.getLogger("headrace.frontend")
@@ -43,21 +43,6 @@ def run(config: FrontendConfig, environment: Mapping[str, str]) -> None:
     frontend = Frontend(config, paths)
     with contextlib.closing(listen(config)) as listener:
         uvloop.run(_until_signal(HttpServer(frontend, listener)))
-
-
-def listen(config: FrontendConfig) -> socket.socket:
-    """Return a socket bound to the address in the settings. Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((config.host, config.port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"{config.host} port {config.port}: cannot be bound: {error.strerror or error}"
-        ) from None
-    return listener
 
 
 class HttpServer(uvicorn.Server):

@@ -42,7 +42,7 @@ def test_a_wrong_setting_is_one_line_and_status_2(flags: tuple[str, ...], words:
     assert done.stdout == ""
 
 
-def test_a_port_that_is_taken_ends_it_with_the_frontends_words(runtime_dir: Path) -> None:
+def test_a_port_that_is_taken_ends_it_before_anything_is_started(runtime_dir: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = _serve(
@@ -50,9 +50,22 @@ def test_a_port_that_is_taken_ends_it_with_the_frontends_words(runtime_dir: Path
             *("--port", str(port)),
         )
     assert done.returncode == 2
-    assert f"127.0.0.1 port {port}: cannot be bound: Address already in use" in done.stderr
-    assert "headrace: the frontend did not start" in done.stderr
-    assert not list(runtime_dir.glob("serve-*"))
+    assert done.stderr == (
+        f"headrace: 127.0.0.1 port {port}: cannot be bound: Address already in use; "
+        "choose another --port or --host\n"
+    )
+    assert list(runtime_dir.iterdir()) == []
+
+
+def test_a_gpu_that_is_not_there_ends_it_before_anything_is_started(runtime_dir: Path) -> None:
+    done = _serve(
+        *("--runtime-dir", str(runtime_dir), "--state-dir", str(runtime_dir / "state")),
+        *("--port", "0", "--device", "cuda:99"),
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("headrace: --device: 'cuda:99' cannot be used: ")
+    assert done.stderr.count("\n") == 1
+    assert list(runtime_dir.iterdir()) == []
 
 
 def test_a_directory_that_nobody_else_would_find_is_told(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 import uvloop
 
 from compute.frontend.config import FrontendConfig
-from compute.frontend.server import HttpServer, listen
+from compute.frontend.listener import listen
+from compute.frontend.server import HttpServer
 from compute.frontend.service import Frontend
 from protocol.wire.sockets import RuntimePaths
 

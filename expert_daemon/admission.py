@@ -62,7 +62,7 @@ class Admission:
         refusal = self._objection(message) or self._engine_in_the_way(route, message)
         if refusal is not None:
             is_repeated = refusal.reason == "busy" and message.pid in self._refused_as_busy
-            self._outbox.refuse(route, refusal, is_repeated=is_repeated)
+            self._outbox.refuse(route, refusal, pid=message.pid, is_repeated=is_repeated)
             if refusal.reason == "busy" and len(self._refused_as_busy) < MAX_REFUSALS_LOGGED:
                 self._refused_as_busy.add(message.pid)
             return

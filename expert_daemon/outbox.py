@@ -39,16 +39,24 @@ class Outbox:
             self._lost(session)
 
     def refuse(
-        self, route: bytes, refusal: Refused, session: int = 0, *, is_repeated: bool = False
+        self,
+        route: bytes,
+        refusal: Refused,
+        session: int = 0,
+        *,
+        pid: int = 0,
+        is_repeated: bool = False,
     ) -> None:
         """Say no to whoever sent a message; nobody minds where that cannot be delivered.
 
+        pid           of whoever it was, as it says; 0 where it did not
         is_repeated   the same was refused before: it is counted, not logged
         """
         self._counters.frames_refused += 1
         if not is_repeated and self._n_refusals_logged < MAX_REFUSALS_LOGGED:
             self._n_refusals_logged += 1
-            log(f"refused ({refusal.reason}): {refusal.text}")
+            whom = f" to pid {pid}" if pid else ""
+            log(f"refused ({refusal.reason}){whom}: {refusal.text}")
         frame = encode(refusal, session, self._generation)
         self._router.send(route, frame, patient=session != 0)
 

@@ -102,7 +102,8 @@ def test_a_second_engine_gives_up_at_its_deadline_and_names_the_first(
         ):
             pass
         assert time.monotonic() - started < 10
-    assert daemon.log.read_text().count("refused (busy)") == 1
+    log = daemon.log.read_text()
+    assert log.count("refused (busy)") == log.count(f"refused (busy) to pid {os.getpid()}: ") == 1
     advice = "ask the server over HTTP, or give another --runtime-dir"
     assert str(caught.value).endswith(advice)
     assert str(caught.value).count(f"pid {os.getpid()}") == 1

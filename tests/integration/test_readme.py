@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import headrace
+from compute.config import ComputeConfig
 from tests.support.running_daemon import daemon_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +25,11 @@ def test_readme_program_runs(demo_dir: Path, runtime_dir: Path, capsys: pytest.C
     with daemon_process(demo_dir, runtime_dir):
         exec(program, {})
     assert capsys.readouterr().out.split() == ["8192"] * 3
+
+
+def test_readme_says_from_where_a_request_goes_on():
+    assert f"States are kept every `--chunk` ({ComputeConfig().chunk}) tokens" in README
+    assert f"the same prompt of up to {ComputeConfig().chunk} tokens\nagain is computed" in README
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import json
 import os
 import sys
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .opening import Opened
 
 _KEPT = ("prefix_cache", "session_dir")
+_COMMANDS = ("/new", "/help", "/quit", "/exit")
 _HELP = """\
 /new    begin a new talk
 /help   say this
@@ -147,8 +149,14 @@ def _obeyed(command: str, display: Display, talk: Talk) -> bool:
         talk.turns.clear()
         display.line("a new talk")
     else:
-        display.line(_HELP if command == "/help" else f"there is no {command}\n{_HELP}")
+        display.line(_HELP if command == "/help" else _unknown(command))
     return True
+
+
+def _unknown(command: str) -> str:
+    near = difflib.get_close_matches(command, _COMMANDS, 1)
+    meant = f"did you mean {near[0]}?" if near else "/help names the commands"
+    return f"there is no {command}; {meant}"
 
 
 def _piped_line() -> str:

@@ -1,4 +1,4 @@
-"""`headrace top`: what a running server does, in the terminal, anew every few seconds.
+"""`headrace top`: what a running server does, in the terminal, anew every few seconds until `q`.
 
 Asks the server's frontend over HTTP, as the page at `/` does; starts nothing. Where standard output
 is no terminal, or with --once, it is shown once.
@@ -7,11 +7,18 @@ is no terminal, or with --once, it is shown once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import select
 import sys
+import termios
 import time
+import tty
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -72,7 +79,7 @@ class Server:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show until Ctrl-C; return the exit status."""
+    """Show until q or Ctrl-C; return the exit status."""
     if not args.every >= _FEWEST_S:
         raise ConfigError(f"--every: {args.every:g} is under {_FEWEST_S:g} seconds")
     server = Server(args.url, args.token_file, args.last)
@@ -95,18 +102,50 @@ def _watch(server: Server, every_s: float) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from .top_view import View
+    from .top_view import View, on_screen
 
     console, view = Console(highlight=False), View()
     first = view.of(server.state(), console.width, time.monotonic())
-    with Live(first, console=console, screen=True, auto_refresh=False) as live:
-        try:
-            while True:
-                time.sleep(every_s)
-                try:
-                    shown = view.of(server.state(), console.width, time.monotonic())
-                except HeadraceError as error:
-                    shown = view.lost(str(error))
-                live.update(shown, refresh=True)
-        except KeyboardInterrupt:
-            return
+    screen = partial(on_screen, leaves="q leaves" if sys.stdin.isatty() else "Ctrl-C leaves")
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        _waiting() as is_left_within,
+        Live(screen(first), console=console, screen=True, auto_refresh=False) as live,
+    ):
+        live.refresh()
+        while not is_left_within(every_s):
+            try:
+                shown = view.of(server.state(), console.width, time.monotonic())
+            except HeadraceError as error:
+                shown = view.lost(str(error))
+            live.update(screen(shown), refresh=True)
+
+
+@contextlib.contextmanager
+def _waiting() -> Iterator[Callable[[float], bool]]:
+    """Give a function that waits so many seconds; True at once where q is pressed meanwhile."""
+    if not sys.stdin.isatty():
+        yield _sleeps
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield partial(_has_q_within, descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _sleeps(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+def _has_q_within(descriptor: int, seconds: float) -> bool:
+    ends = time.monotonic() + seconds
+    while (left := ends - time.monotonic()) > 0:
+        if select.select([descriptor], [], [], left)[0]:
+            keys = os.read(descriptor, 1024)
+            if not keys or b"q" in keys.lower():  # none: the terminal is gone
+                return True
+    return False

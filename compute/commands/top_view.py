@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.layout import Layout
 from rich.table import Table
 from rich.text import Text
 
@@ -67,6 +68,13 @@ class View:
         elif "hits" in compute:
             told.append(f"{format_size(int(compute['bytes_read']))} read so far")
         return Text(", ".join(told))
+
+
+def on_screen(picture: Group, leaves: str) -> Layout:
+    """Return a picture for a whole screen, cut to it, with how to leave in the last line."""
+    layout = Layout()
+    layout.split_column(Layout(picture), Layout(Text(leaves, style="dim"), size=1))
+    return layout
 
 
 def heat_lines(rows: Sequence[str], width: int, n_lines: int = MAP_LINES) -> list[str]:

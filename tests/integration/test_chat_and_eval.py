@@ -48,7 +48,7 @@ def test_a_talk_that_grows_over_the_context_starts_anew(
 def test_a_piped_talk_reads_as_one_and_obeys_its_commands(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = "Who?\n/help\nGo on.\n/new\n/hlep\n//x\n/quit\nnever said\n"
+    lines = "Who?\n/help\nGo on.\n/new\n/hlep\n/xyzzy\n//x\n/quit\nnever said\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     flags = ["--temperature", "0", "--max-tokens", "4", "--no-think"]
     assert headrace.main(["chat", *flags]) == 0
@@ -57,7 +57,9 @@ def test_a_piped_talk_reads_as_one_and_obeys_its_commands(
     assert [block.partition("\n")[0] for block in blocks] == ["Who?", "Go on.", "/x"]
     assert all(block.endswith("\n\n") and block.partition("\n")[2].strip() for block in blocks)
     assert "/new    begin a new talk" in shown.err
-    assert "there is no /hlep" in shown.err
+    assert "there is no /hlep; did you mean /help?\n" in shown.err
+    assert "there is no /xyzzy; /help names the commands\n" in shown.err
+    assert shown.err.count("begin a new talk") == 1
     assert "a new talk\n" in shown.err
 
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import select
 import shutil
+import subprocess
+import sys
 import tempfile
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +25,8 @@ from protocol.files.checkpoint import open_checkpoint
 from tests.support.running_frontend import RunningFrontend, running_frontend
 from tests.support.scripted_compute import scripted_compute
 
-DEMO = Path(__file__).resolve().parents[3] / "demo"
+ROOT = Path(__file__).resolve().parents[3]
+DEMO = ROOT / "demo"
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +61,32 @@ def test_a_server_is_shown_with_its_tiers_map_and_requests(
     assert "      0 │ ██│" in shown  # layer 0 of the scripted map: expert 0 absent
     assert "completions  length" in shown
     assert "time: " in shown
+
+
+def test_q_leaves_and_the_last_line_says_so(web: RunningFrontend) -> None:
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    command = [sys.executable, str(ROOT / "headrace.py"), "top", "--url", web.url, "--every", "60"]
+    environment = os.environ | {"TERM": "xterm", "LINES": "12", "COLUMNS": "100"}
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    ) as shown:
+        try:
+            seen = b""
+            while b"leaves" not in seen:  # of twelve lines the last one, though the map has more
+                assert select.select([ours], [], [], 30)[0], seen
+                seen += os.read(ours, 65536)
+            assert b"q leaves" in seen
+            os.write(ours, b"x")
+            with pytest.raises(subprocess.TimeoutExpired):
+                shown.wait(0.3)
+            os.write(ours, b"q")
+            assert shown.wait(10) == 0
+        finally:
+            shown.kill()
+    assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_json_is_the_servers_own_object(

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.name is None or error.name.partition(".")[0] in _ROOMS:
             raise
         extra = "serve" if arguments[:1] == ["serve"] else "compute"
-        _say(f"the package {error.name} is missing: pip install 'headrace[{extra}]'")
+        _say(f"the package {error.name} is missing: pip install '.[{extra}]' in the clone")
         return 1
     except OSError as error:
         _drop_output()

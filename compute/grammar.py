@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
 
-MISSING = "grammars need the package llguidance: install headrace[serve]"
+MISSING = "grammars need the package llguidance: pip install '.[serve]' in the clone"
 
 
 class Grammars:

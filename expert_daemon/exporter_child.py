@@ -22,7 +22,7 @@ def check_exporter() -> None:
     if importlib.util.find_spec("prometheus_client") is None:
         raise ConfigError(
             "--metrics needs prometheus-client, which is not installed: "
-            "pip install 'headrace[metrics]'"
+            "pip install '.[metrics]' in the clone"
         )
 
 

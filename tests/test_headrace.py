@@ -148,6 +148,62 @@ def test_a_runtime_directory_that_cannot_be_made_is_named(path: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+_BARE = """
+import json, sys
+import headrace
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in NOT_IN_THE_BASE:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+NOT_IN_THE_BASE = set(json.loads(sys.argv[1]))
+sys.meta_path.insert(0, Missing())
+raise SystemExit(headrace.main(sys.argv[2:]))
+"""
+_NOT_IN_THE_BASE = [
+    "torch",
+    "triton",
+    "tokenizers",
+    "starlette",
+    "uvicorn",
+    "h11",
+    "jinja2",
+    "prometheus_client",
+]
+_NOT_IN_THE_BASE += ["llguidance", "deepseek_recipe", "matplotlib"]
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("completion bash", 0),
+        ("inspect demo", 0),
+        ("verify demo --state-dir {}", 0),
+        ("tune demo --no-save --seconds 0.1", 0),
+        ("simulate --synthetic flat --tokens 20", 0),
+        ("plan --model demo", 0),
+        ("cache --runtime-dir {}", 1),
+        ("top --once --url http://127.0.0.1:9", 1),
+    ],
+)
+def test_what_runs_no_model_runs_in_the_base_install(
+    command: str, status: int, tmp_path: Path
+) -> None:
+    arguments = command.format(tmp_path).split()
+    done = subprocess.run(
+        [sys.executable, "-c", _BARE, json.dumps(_NOT_IN_THE_BASE), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "missing" not in done.stderr
+    assert done.returncode == status, done.stderr
+    if status:  # there is neither a daemon nor a server
+        assert "answers" in done.stderr
+
+
 def test_a_missing_package_is_named_with_what_brings_it() -> None:
     code = (
         "import sys, headrace\n"
@@ -159,7 +215,7 @@ def test_a_missing_package_is_named_with_what_brings_it() -> None:
     )
     assert done.returncode == 1
     assert done.stderr == (
-        "headrace: the package tokenizers is missing: pip install 'headrace[compute]'\n"
+        "headrace: the package tokenizers is missing: pip install '.[compute]' in the clone\n"
     )
 
 

@@ -85,7 +85,7 @@ def test_wheel_names_the_command_the_licence_and_few_base_dependencies(wheel: Pa
     assert "headrace = headrace:main" in entry_points
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist:")]
     base = {line.split()[1].split(">")[0] for line in required if "extra ==" not in line}
-    assert base == {"msgpack", "numpy", "pyzmq", "shtab", "uvloop", "xxhash"}
+    assert base == {"msgpack", "numpy", "pyzmq", "rich", "shtab", "uvloop", "xxhash"}
 
 
 @pytest.mark.accept

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compute.config import ComputeConfig
-from compute.frontend.tokenizer import Tokenizer
 from protocol.files.checkpoint import Checkpoint, open_checkpoint, resolve_model
 
 from .children import DaemonInUse, daemon_in_use
 from .terminal import Display
 
 if TYPE_CHECKING:
+    from compute.frontend.tokenizer import Tokenizer
     from compute.session import Engine
 
 
@@ -53,6 +53,8 @@ def opened(config: ComputeConfig, display: Display, *, keep: bool = False) -> It
 
     keep   states are kept, as the settings say, for requests that begin as earlier ones do
     """
+    from compute.frontend.tokenizer import Tokenizer
+
     checkpoint = open_checkpoint(resolve_model(config.model))
     tokenizer = Tokenizer.of(checkpoint)
     for note in (*checkpoint.warnings, *checkpoint.notes()):

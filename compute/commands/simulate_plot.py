@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from expert_daemon.simulate import Figures
 
 SUFFIXES = (".png", ".svg", ".pdf")
-INSTALL = "--plot needs matplotlib, which is not installed: pip install 'headrace[plot]'"
+INSTALL = "--plot needs matplotlib, which is not installed: pip install '.[plot]' in the clone"
 
 
 def check_plot(path: Path) -> None:

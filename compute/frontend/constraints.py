@@ -83,7 +83,7 @@ def _library() -> Any:
     except ImportError:
         raise RequestError(
             f"{_FORMAT}: this server cannot hold answers to a grammar: the package llguidance is "
-            "missing (install headrace[serve])",
+            "missing (pip install '.[serve]' in the clone)",
             param=_FORMAT,
             status=501,
         ) from None

@@ -40,7 +40,7 @@ def _tokenizer(checkpoint: Checkpoint) -> Iterator[Check]:
     try:
         from compute.frontend.tokenizer import Tokenizer
     except ImportError as error:
-        fix = "pip install 'headrace[compute]'"
+        fix = "pip install '.[compute]' in the clone"
         yield Check("tokenizer", "error", str(error), "the package tokenizers", fix)
         return
     try:

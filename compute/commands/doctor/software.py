@@ -18,8 +18,9 @@ OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 11)
 OLDEST_TRITON = (3, 6)
 OLDEST_DRIVER = {12: 525, 13: 580}  # by the CUDA major that torch was built for
-_NEEDED = ("numpy", "pyzmq", "msgpack", "uvloop", "xxhash")
-_FOR_COMPUTE = ("tokenizers", "rich")
+_NEEDED = ("numpy", "pyzmq", "msgpack", "uvloop", "xxhash", "rich")
+_FOR_COMPUTE = ("tokenizers",)
+_IN_THE_CLONE = "pip install '.[{extra}]' in the clone"
 _FOR_SERVING = ("uvicorn", "starlette", "prometheus-client")
 
 
@@ -34,11 +35,11 @@ def installed(name: str) -> str | None:
 def software(host: Host, gpus: tuple[GpuFacts, ...]) -> Iterator[Check]:
     """Yield the checks of Python and packages."""
     yield _python(sys.version_info[:3])
-    yield _packages(host, "packages of the daemon", _NEEDED, "pip install headrace", "error")
-    compute = "pip install 'headrace[compute]'"
+    yield _packages(host, "packages of the daemon", _NEEDED, "pip install . in the clone", "error")
+    compute = _IN_THE_CLONE.format(extra="compute")
     yield _packages(host, "packages of compute", _FOR_COMPUTE, compute, "error")
     yield _packages(
-        host, "packages of the server", _FOR_SERVING, "pip install 'headrace[serve]'", "note"
+        host, "packages of the server", _FOR_SERVING, _IN_THE_CLONE.format(extra="serve"), "note"
     )
     yield torch_check(host.distributions("torch"), torch_cuda(), gpus)
     yield _triton(host.distributions("triton"), gpus)
@@ -77,7 +78,7 @@ def torch_cuda() -> str | None:
 def torch_check(version: str | None, cuda: str | None, gpus: tuple[GpuFacts, ...]) -> Check:
     """Return what torch is, and whether it is the build for this machine."""
     wanted = f"{_dotted(OLDEST_TORCH)} or newer" + (", built for CUDA" if gpus else "")
-    fix = "pip install 'headrace[compute]'"
+    fix = _IN_THE_CLONE.format(extra="compute")
     if version is None:
         return Check("torch", "error", "missing", wanted, fix)
     found = f"{version}, for " + (f"CUDA {cuda}" if cuda else "the CPU")
@@ -97,7 +98,7 @@ def _triton(version: str | None, gpus: tuple[GpuFacts, ...]) -> Check:
         found = version or "missing"
         return Check("triton", "ok", f"{found}; not used without a GPU")
     if version is None or _numbers(version) < OLDEST_TRITON:
-        fix = "pip install 'headrace[compute]'"
+        fix = _IN_THE_CLONE.format(extra="compute")
         return Check("triton", "error", version or "missing", wanted, fix)
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         fix = "apt-get install gcc python3-dev"

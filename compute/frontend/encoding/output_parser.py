@@ -18,13 +18,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from compute.frontend.stop_strings import StopStrings
-from compute.frontend.tokenizer import Tokenizer
 
 from .call_block import CallBlock
 from .events import Event, Finished, ReasoningDelta, TextDelta, merged
 from .prompt import Prompt, Start
+
+if TYPE_CHECKING:
+    from compute.frontend.tokenizer import Tokenizer
 
 _STRAY_TAG = re.compile(r"\s*\w*\s*>")
 _STRAY_TAG_SO_FAR = re.compile(r"\s*\w*\s*")

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
-
-from compute.frontend.tokenizer import Tokenizer
+from typing import TYPE_CHECKING, Any
 
 from .effort import EncodingSettings, effort_line
 from .errors import RequestError
 from .prompt import Constraint, Prompt, Span, Start, marker, opened, output_start, token_ids
 from .request_fields import Api, Fields, calls_allowed, mapping, read_fields
 from .turns import Turn, read_turns
+
+if TYPE_CHECKING:
+    from compute.frontend.tokenizer import Tokenizer
 
 _NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from compute.frontend.tokenizer import Tokenizer
 from protocol.errors import ConfigError
 
 from .errors import RequestError
+
+if TYPE_CHECKING:
+    from compute.frontend.tokenizer import Tokenizer
 
 
 class Start(Enum):

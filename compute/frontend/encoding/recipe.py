@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import deepseek_recipe as library
-
-from compute.frontend.tokenizer import Tokenizer
 
 from .effort import EncodingSettings, effort_line
 from .errors import RequestError
 from .exact_numbers import ExactNumbers
 from .prompt import Constraint, Prompt, Span, Start, cut_spans, output_start, token_ids
 from .request_fields import Api, Fields, read_fields
+
+if TYPE_CHECKING:
+    from compute.frontend.tokenizer import Tokenizer
 
 _MODEL = "model"
 _THINK, _THINK_END, _ASSISTANT, _SYSTEM = (

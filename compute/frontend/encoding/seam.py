@@ -10,9 +10,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from compute.frontend.tokenizer import Tokenizer
 from protocol.errors import ConfigError
 
 from .effort import EncodingSettings
@@ -22,9 +21,12 @@ from .plain_chat import MarkerEncoder, PlainEncoder
 from .prompt import Prompt, Span, Start, opened, token_ids
 from .request_fields import Api
 
+if TYPE_CHECKING:
+    from compute.frontend.tokenizer import Tokenizer
+
 _RECIPE = "compute.frontend.encoding.recipe"
 _TEMPLATE = "compute.frontend.encoding.template_chat"
-_SERVE = "install headrace[serve]"
+_SERVE = "pip install '.[serve]' in the clone"
 _CHAT_MARKERS = ("begin", "end", "user", "assistant", "system", "think", "think_end")
 
 

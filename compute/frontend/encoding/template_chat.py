@@ -14,12 +14,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from compute.frontend.tokenizer import Tokenizer
 from protocol.errors import ConfigError
 
 from .effort import EncodingSettings
@@ -28,6 +27,9 @@ from .plain_chat import json_constraint, refuse_tools
 from .prompt import Prompt, Start, cut_spans, output_start, token_ids
 from .request_fields import Api, Fields, calls_allowed, mapping, read_fields
 from .turns import read_text, read_turns
+
+if TYPE_CHECKING:
+    from compute.frontend.tokenizer import Tokenizer
 
 _RARE = [chr(code) for code in range(0xA490, 0xA4C7)]  # Yi radicals: letters, so never escaped
 _TEXT_ONLY = "the chat template takes text only"

@@ -120,7 +120,7 @@ def test_a_plot_without_matplotlib_says_how_to_get_it(trace, tmp_path, capsys, m
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     status, out, err = run(capsys, trace, "--plot", str(tmp_path / "out.png"))
     assert (status, out) == (2, "")
-    assert "pip install 'headrace[plot]'" in err
+    assert "pip install '.[plot]' in the clone" in err
 
 
 def test_a_plot_has_a_curve_for_each_policy(trace, tmp_path, capsys, monkeypatch):

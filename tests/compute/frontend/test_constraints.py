@@ -76,7 +76,7 @@ def test_what_cannot_be_followed_is_refused_by_the_fields_name(kind: str, schema
 
 def test_without_the_library_the_request_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(RequestError, match=r"headrace\[serve\]") as caught:
+    with pytest.raises(RequestError, match=r"pip install '\.\[serve\]' in the clone") as caught:
         _grammar("json", "")
     assert caught.value.status == 501
 

@@ -93,7 +93,7 @@ def test_the_other_apis_work_without_the_package(bare: Encoding) -> None:
 def test_it_is_said_once_what_is_missing(bare: Encoding) -> None:
     assert bare.missing is not None
     assert "no tools" in bare.missing and "deepseek-recipe" in bare.missing
-    assert "install headrace[serve]" in bare.missing
+    assert "pip install '.[serve]' in the clone" in bare.missing
     assert Encoding(tokenizer_without(DSML)).missing == (
         "no tools: the model's tokenizer lacks the DSML marker"
     )

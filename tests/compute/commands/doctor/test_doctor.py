@@ -122,7 +122,7 @@ def test_missing_packages_are_named_with_the_extra_that_brings_them(tmp_path: Pa
     found = by_name(software(host(tmp_path), ()))
     assert found["packages of the daemon"].status == "error"
     assert "pyzmq" in found["packages of the daemon"].found
-    assert found["packages of compute"].fix == "pip install 'headrace[compute]'"
+    assert found["packages of compute"].fix == "pip install '.[compute]' in the clone"
     assert found["packages of the server"].status == "note"
     assert found["torch"].status == "error"
 

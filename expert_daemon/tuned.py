@@ -23,6 +23,7 @@ from .read_plan import CUT_BYTES, MAX_PARTS, ReadShape
 
 NAME = "tuned.json"
 MOST_THREADS = 64
+SMALLEST_BYTES = 1 << 20  # of an expert: smaller ones say nothing about larger ones
 MOST_RATIO = 4  # between the experts measured and those to be read
 _MACHINE_ID = Path("/etc/machine-id")
 

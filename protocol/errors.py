@@ -44,3 +44,10 @@ class LeaseLost(HeadraceError):
 
 class CaptureError(HeadraceError):
     """A graph could not be captured: go on eagerly."""
+
+
+def why_unread(error: Exception) -> str:
+    """Return why a file could not be had, without its path, which the message names itself."""
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

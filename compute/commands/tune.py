@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protocol.errors import ConfigError
+from protocol.sizes import format_size
 
 from .terminal import Display
+from .writable import check_folder
 
 if TYPE_CHECKING:
     from expert_daemon.tuning import Try, Tuned
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, tell, keep."""
     from expert_daemon.config import default_state_dir
     from expert_daemon.populate import available_bytes
-    from expert_daemon.tuned import machine_name, material_of, store_tuned
+    from expert_daemon.tuned import SMALLEST_BYTES, machine_name, material_of, store_tuned
     from expert_daemon.tuning import tune
     from protocol.files.checkpoint import open_checkpoint, resolve_model
 
@@ -51,6 +53,11 @@ def run(args: argparse.Namespace) -> int:
     free = available_bytes()
     what = material_of(checkpoint, free)
     on = what.on
+    is_small = what.slot_bytes < SMALLEST_BYTES
+    state_dir: Path | None = None
+    if not args.no_save and not is_small:
+        state_dir = Path(args.state_dir or default_state_dir(os.environ)).expanduser().absolute()
+        check_folder(state_dir, "--state-dir", "--no-save measures only")
     display = Display(quiet=args.json)
     if not args.json:
         sys.stdout.write(f"{checkpoint.directory} on {on.name}\n")
@@ -64,10 +71,9 @@ def run(args: argparse.Namespace) -> int:
         found = tune(checkpoint, available_bytes=free, seconds=args.seconds, told=told)
         figures = _figures(found.best)
         where: Path | None = None
-        if not args.no_save:
-            chosen = args.state_dir or default_state_dir(os.environ)
+        if state_dir is not None:
             where = store_tuned(
-                Path(chosen).expanduser().absolute(),
+                state_dir,
                 what,
                 direct=found.direct.reading,
                 buffered=found.buffered.reading if found.buffered else None,
@@ -75,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
             )
     except OSError as error:
         raise ConfigError(f"tuning: {error}") from error
-    for line in _closing(found, where, machine_name(), on.name):
+    n_bytes = checkpoint.slice_map.image.expert_bytes if is_small else 0
+    for line in _closing(found, where, machine_name(), on.name, n_bytes):
         display.line(line)
     if args.json:
         answer = asdict(found.best.reading) | figures
@@ -101,11 +108,16 @@ def _line(one: Try) -> str:
     )
 
 
-def _closing(found: Tuned, where: Path | None, machine: str, file_system: str) -> list[str]:
+def _closing(
+    found: Tuned, where: Path | None, machine: str, file_system: str, small: int
+) -> list[str]:
     lines = [f"best: {found.best.reading.text}"]
     if not found.fits_in_memory:
         lines.append("The page cache was not tried: the shards do not fit beside an arena.")
-    if where is None:
+    if small:
+        size = format_size(small)
+        lines.append(f"Not kept: an expert of {size} says nothing about larger ones.")
+    elif where is None:
         lines.append("Not kept.")
     else:
         lines.append(f"Kept for machine {machine}, file system {file_system}, in {where}.")

@@ -52,5 +52,5 @@ def test_the_daemon_refuses_an_address_before_anything_is_opened():
 
 def test_without_the_library_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"headrace\[metrics\]"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[metrics\]' in the clone"):
         check_exporter()

@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from compute.commands.writable import check_file
 from compute.config import MODEL_OPTIONS, ComputeConfig, add_config_arguments, load_config
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, why_unread
 
 from .compare import compare
 from .report import DEFINITION, FORMAT, KINDS, BenchRun, machine_facts, read_report, summary
@@ -55,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure or take a report, compare, tell."""
+    if args.report:
+        check_file(Path(args.report), "--report")
     other = None if args.compare is None else read_report(Path(args.compare))
     report = _measured(args) if args.earlier is None else read_report(Path(args.earlier))
     if args.report:
@@ -133,7 +136,7 @@ def _text(name: str | None) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--text: {path}: cannot be read: {error}") from None
+        raise ConfigError(f"--text: {path}: cannot be read: {why_unread(error)}") from None
 
 
 def _run_line(one: BenchRun) -> str:

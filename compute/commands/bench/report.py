@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, why_unread
 
 FORMAT = 1
 KINDS = ("cold", "warm", "resident")
@@ -118,7 +118,7 @@ def read_report(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
     except (OSError, UnicodeDecodeError, ValueError, IndexError) as error:
-        raise ConfigError(f"{path}: cannot be read as a report: {error}") from None
+        raise ConfigError(f"{path}: cannot be read as a report: {why_unread(error)}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ConfigError(f"{path}: no report of `headrace bench` of format {FORMAT}")
     wanted = {"machine", "model", "settings", "definition", *KINDS}

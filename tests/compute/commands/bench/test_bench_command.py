@@ -123,8 +123,9 @@ def test_no_piece_of_a_text_comes_twice():
     [
         (("--repeats", "0"), "--repeats: 0 is not from 1"),
         (("--new-tokens", "1"), "--new-tokens: 1 is not from 2"),
-        (("--compare", "/nonexistent"), "cannot be read as a report"),
-        (("--text", "/nonexistent"), "--text: /nonexistent"),
+        (("--compare", "/nonexistent"), "/nonexistent: cannot be read as a report: no such file\n"),
+        (("--report", "/proc/nope/x.json"), "--report /proc/nope/x.json: cannot be written"),
+        (("--text", "/nonexistent"), "--text: /nonexistent: cannot be read: no such file\n"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

@@ -106,12 +106,22 @@ def _run(arguments: list[str]) -> int:
         build_parser(()).print_help(sys.stderr)
         return 2
     args = _parsed(arguments)
+    _warn_of_variables()
     try:
         _refuse_empty(args, arguments)
         return int(_module(args.command).run(args))
     except HeadraceError as error:
         _say(str(error))
         return 2 if isinstance(error, ConfigError) else 1
+
+
+def _warn_of_variables() -> None:
+    """Say which variables look like settings and are none: a file's unknown key is refused."""
+    if any(name.startswith("HEADRACE_") for name in os.environ):
+        from compute.commands.unknown_variables import unknown_variables
+
+        for line in unknown_variables(os.environ):
+            _say(line)
 
 
 def _refuse_empty(args: argparse.Namespace, arguments: Sequence[str]) -> None:

@@ -204,6 +204,21 @@ def test_what_runs_no_model_runs_in_the_base_install(
         assert "answers" in done.stderr
 
 
+def test_a_variable_that_no_setting_has_is_told_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("HEADRACE_MODEL", "HEADRACE_ARENA", "HEADRACE_CONFIG", "HEADRACE_HOST"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("HEADRACE_MODLE", "demo")
+    monkeypatch.setenv("HEADRACE_XYZZY", "1")
+    assert headrace.main(["inspect", "demo", "--json"]) == 0
+    told = "no setting has this name, it is ignored"
+    assert capsys.readouterr().err.splitlines() == [
+        f"headrace: HEADRACE_MODLE: {told}; is HEADRACE_MODEL meant?",
+        f"headrace: HEADRACE_XYZZY: {told}; docs/settings.md has them all",
+    ]
+
+
 def test_a_missing_package_is_named_with_what_brings_it() -> None:
     code = (
         "import sys, headrace\n"

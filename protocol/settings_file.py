@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, why_unread
 
 PROCESSES = ("daemon", "compute", "frontend")
 
@@ -27,7 +27,9 @@ def read_settings(
     """
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {why_unread(error)}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as TOML: {error}") from error
     tables = {name: raw.pop(name) for name in PROCESSES if name in raw}
     for name, table in tables.items():

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compute.config import DAEMON_OPTIONS, MODEL_OPTIONS, add_config_arguments, load_config
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, why_unread
 
 from .terminal import Display, interruptible
 
@@ -123,7 +123,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--text: {path}: {error}") from error
+        raise ConfigError(f"--text: {path}: cannot be read: {why_unread(error)}") from error
 
 
 def _scored(

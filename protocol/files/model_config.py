@@ -132,6 +132,11 @@ def read_config_json(directory: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             data = read_bounded(file, CONFIG_BYTES_MAX)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{directory}/{CONFIG_NAME}: no such file: a model's folder holds {CONFIG_NAME}, the "
+            "shards and tokenizer.json"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(data) > CONFIG_BYTES_MAX:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from .sockets import Context, Socket
 
+_OTHER_MODEL = "; it serves another model: give --runtime-dir of another daemon, or stop it"
+
 
 def open_connection(context: Context, path: Path, hello: Hello, deadline: Deadline) -> Connection:
     """Say Hello until welcomed, then fetch the arena's descriptor.
@@ -83,7 +85,8 @@ def _wait_where_busy(path: Path, answer: Message, deadline: Deadline) -> None:
     if not isinstance(answer, Refused):
         raise ProtocolError(f"{path}: Hello was answered by {type(answer).__name__}")
     if answer.reason != "busy":
-        raise ProtocolError(f"{path}: Hello refused ({answer.reason}): {answer.text}")
+        advice = _OTHER_MODEL if answer.reason == "fingerprint" else ""
+        raise ProtocolError(f"{path}: Hello refused ({answer.reason}): {answer.text}{advice}")
     if answer.retry_ms == 0 or answer.retry_ms >= deadline.left_ms:
         pid = f" (pid {answer.pid})"
         named = answer.text if pid in answer.text else answer.text + pid

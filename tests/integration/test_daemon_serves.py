@@ -172,6 +172,7 @@ def test_another_model_is_refused_with_both_sides_named(daemon, checkpoint):
         ExpertClient(daemon.runtime_dir, "reader", b"x" * 16)
     assert checkpoint.fingerprint.hex() in str(caught.value)
     assert (b"x" * 16).hex() in str(caught.value)
+    assert "it serves another model: give --runtime-dir of another daemon" in str(caught.value)
 
 
 def test_an_engine_that_may_pick_more_than_the_arena_was_planned_for_is_refused(daemon, checkpoint):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+import headrace
 from compute.commands.eval import cut_rows
 from protocol.errors import ConfigError
 
@@ -22,3 +23,8 @@ def test_no_rows_means_all_rows() -> None:
 def test_a_text_without_tokens_is_refused() -> None:
     with pytest.raises(ConfigError, match="holds no tokens"):
         cut_rows([], 3, 32)
+
+
+def test_a_text_that_is_not_there_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert headrace.main(["eval", "--model", "demo", "--text", "/nope"]) == 2
+    assert capsys.readouterr().err == "headrace: --text: /nope: cannot be read: no such file\n"

@@ -10,6 +10,12 @@ from expert_daemon.tuned import NAME
 from tests.support.fake_checkpoint import write_fake_checkpoint
 
 
+def model_of_larger_experts(path: Path) -> Path:
+    return write_fake_checkpoint(
+        path, n_layers=3, n_experts=2, top_k=1, hidden_size=1024, expert_width=704
+    )
+
+
 def test_what_small_experts_measured_is_shown_and_not_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -21,8 +27,7 @@ def test_what_small_experts_measured_is_shown_and_not_kept(
 
 
 def test_what_experts_of_a_mebibyte_measured_is_kept(tmp_path: Path):
-    sizes = {"hidden_size": 1024, "expert_width": 704}
-    model = write_fake_checkpoint(tmp_path / "model", n_layers=3, n_experts=2, top_k=1, **sizes)
+    model = model_of_larger_experts(tmp_path / "model")
     state_dir = tmp_path / "state"
     flags = ["--seconds", "0.1", "--state-dir", str(state_dir)]
     assert headrace.main(["tune", str(model), *flags]) == 0
@@ -32,8 +37,7 @@ def test_what_experts_of_a_mebibyte_measured_is_kept(tmp_path: Path):
 def test_a_state_directory_that_cannot_be_written_is_told_before_measuring(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    sizes = {"hidden_size": 1024, "expert_width": 704}
-    model = write_fake_checkpoint(tmp_path / "model", n_layers=3, n_experts=2, top_k=1, **sizes)
+    model = model_of_larger_experts(tmp_path / "model")
     monkeypatch.setattr(expert_daemon.tuning, "tune", lambda *_, **__: pytest.fail("measured"))
     assert headrace.main(["tune", str(model), "--state-dir", "/proc/nope"]) == 2
     told = capsys.readouterr().err

@@ -219,8 +219,16 @@ def test_a_damaged_file_is_named(tmp_path: Path, data: bytes, words: str) -> Non
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json: cannot be read"):
+    with pytest.raises(ConfigError, match=r"config\.json: no such file: a model's folder holds"):
         load_model_config(tmp_path)
+
+
+def test_of_the_current_folder_the_message_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^\./config\.json: no such file"):
+        load_model_config(Path())
 
 
 JSON = st.recursive(

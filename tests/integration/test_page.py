@@ -79,7 +79,7 @@ def test_the_page_needs_no_token_and_what_it_shows_does(tmp_path: Path) -> None:
         if not WHY_NONE:
             with browser() as page:
                 page.open(served.url)
-                page.until("!document.querySelector('#token')?.hidden")
+                page.until("document.querySelector('#token')?.hidden === false")
                 page.value("at('token-text').value = 'open-sesame'; at('token').requestSubmit()")
                 page.until("document.querySelector('#status').textContent === 'ready'")
     shutil.rmtree(directory)

@@ -89,7 +89,9 @@ class Browser:
             self._note(heard)
 
     def open(self, url: str) -> None:
+        """Go to a page and wait until its scripts have run."""
         self.call("Page.navigate", url=url)
+        self.until("location.href !== 'about:blank' && document.readyState === 'complete'")
 
     def value(self, expression: str) -> Any:
         """What a piece of JavaScript gives; a promise is waited for."""

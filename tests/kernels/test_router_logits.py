@@ -106,10 +106,12 @@ def test_numpys_accumulate_gives_the_same() -> None:
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_bits_equal_the_reference(device: str, rows: int, dtype: torch.dtype) -> None:
+    # Interpreted, many rows take long: each kind of row meets one kind of matrix there.
+    kinds = (F32, BF16) if device == "cuda" or rows < ROWS[3] else (dtype,)
     for n, k in SIZES:
         x, weight = case(rows, n, k, dtype)
         wanted = reference.router_logits(x, weight)
-        for kind in (F32, BF16):
+        for kind in kinds:
             for plain in (False, True) if device == "cuda" else (False,):
                 out = torch.full((rows, n), float("nan"), device=device)
                 given = x.to(kind).to(device)

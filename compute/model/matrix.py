@@ -92,7 +92,7 @@ class StackedMatrix:
     @property
     def n(self) -> int:
         """Rows of the matrix."""
-        return sum(len(part) if isinstance(part, Tensor) else part.n for part in self.parts)
+        return sum(map(_n_rows, self.parts))
 
     def row_product(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return x . matrix^T [M, n] f32 of at most MAX_ROWS rows x [M, k] f32, in `out` if given.
@@ -103,7 +103,7 @@ class StackedMatrix:
             out = torch.empty((x.shape[0], self.n), device=x.device)
         first = 0
         for part in self.parts:
-            last = first + (len(part) if isinstance(part, Tensor) else part.n)
+            last = first + _n_rows(part)
             columns = out[:, first:last]
             if isinstance(part, Tensor):
                 columns.copy_(torch.nn.functional.linear(x, part))
@@ -113,6 +113,10 @@ class StackedMatrix:
                 columns.copy_(part.row_product(x))
             first = last
         return out
+
+
+def _n_rows(matrix: Tensor | StoredMatrix) -> int:
+    return len(matrix) if isinstance(matrix, Tensor) else matrix.n
 
 
 # Tensor: f32, [n, k] or [groups, n / groups, k]

@@ -26,20 +26,12 @@ from protocol.files.checkpoint import Checkpoint, open_checkpoint
 from tests.support.converted_gguf import convert
 from tests.support.decode_rig import fresh_model
 from tests.support.fake_checkpoint import write_fake_checkpoint
+from tests.support.fake_gguf import WIDE
 from tests.support.local_sources import LocalSources
 from tests.support.running_daemon import daemon_thread, smallest_arena
 
 pytestmark = pytest.mark.timeout(120)
 
-# Rows of every matrix are whole blocks of 256, of the Engram tables too.
-WIDE = {
-    "q_lora_rank": 256,
-    "head_dim": 256,
-    "o_lora_rank": 128,
-    "engram_head_dim": 256,
-    "num_nextn_predict_layers": 0,
-    "compress_ratios": [0, 0, 2, 2, 2, 1],
-}
 # Of the routed experts' gate, up and down, a layer each: slots of three sizes.
 EXPERTS = [("Q2_K", "Q2_K", "Q3_K"), ("Q4_K",) * 3, ("Q8_0",) * 3] * 2
 DENSE = ["Q2_K", "Q3_K", "Q4_K", "Q6_K", "Q8_0"]

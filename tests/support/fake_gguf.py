@@ -23,6 +23,15 @@ from protocol.files.gguf_names import gguf_names
 from protocol.files.gguf_table import ROW_ENCODING, ROW_ENCODING_KEY, gguf_shapes
 from protocol.files.model_config import ModelConfig
 
+# Sizes of a config with which rows of every matrix are whole blocks of 256, the Engram tables' too.
+WIDE = {
+    "q_lora_rank": 256,
+    "head_dim": 256,
+    "o_lora_rank": 128,
+    "engram_head_dim": 256,
+    "num_nextn_predict_layers": 0,
+    "compress_ratios": [0, 0, 2, 2, 2, 1],
+}
 FORMATS = {
     "u8": (0, "<B"), "i8": (1, "<b"), "u16": (2, "<H"), "i16": (3, "<h"), "u32": (4, "<I"),
     "i32": (5, "<i"), "f32": (6, "<f"), "bool": (7, "<?"), "u64": (10, "<Q"), "i64": (11, "<q"),

@@ -22,21 +22,19 @@ from protocol.files.gguf_table import PLAIN_TYPES
 from protocol.files.model_config import ModelConfig, parse_model_config
 from tests.support.converted_gguf import convert
 from tests.support.fake_checkpoint import fake_config, write_fake_checkpoint
-from tests.support.fake_gguf import FakeTensor, Typed, fake_metadata, write_fake_gguf, write_gguf
+from tests.support.fake_gguf import (
+    WIDE,
+    FakeTensor,
+    Typed,
+    fake_metadata,
+    write_fake_gguf,
+    write_gguf,
+)
 from tests.support.local_model import LocalModel
 from tests.support.packing import pack
 
 IDS = [3, 17, 40, 5, 5, 62, 0, 9, 33, 12, 51, 2, 8, 27, 44, 19, 6, 60]
 PRECISIONS = ["vendor", "highway", "wide", "unrounded"]
-# Rows of every matrix are whole blocks of 256, of the Engram tables too.
-WIDE = {
-    "q_lora_rank": 256,
-    "head_dim": 256,
-    "o_lora_rank": 128,
-    "engram_head_dim": 256,
-    "num_nextn_predict_layers": 0,
-    "compress_ratios": [0, 0, 2, 2, 2, 1],
-}
 # Of the routed experts' gate, up and down, a layer each; the last one's differ all three.
 EXPERTS = [
     ("Q2_K", "Q2_K", "Q3_K"),

@@ -17,20 +17,11 @@ from protocol.files.checkpoint import Checkpoint, open_checkpoint
 from protocol.files.model_config import parse_model_config
 from tests.support.converted_gguf import convert
 from tests.support.fake_checkpoint import fake_config, write_fake_checkpoint
-from tests.support.fake_gguf import write_fake_gguf
+from tests.support.fake_gguf import WIDE, write_fake_gguf
 from tests.support.local_model import LocalModel
 from tests.support.packing import flip_bit, keys, pack, run_command, slot_bytes, tree
 
 ROOT = Path(__file__).resolve().parents[4]
-# Rows of whole blocks of 256 wherever a type wants them.
-WIDE = {
-    "q_lora_rank": 256,
-    "head_dim": 256,
-    "o_lora_rank": 128,
-    "engram_head_dim": 256,
-    "num_nextn_predict_layers": 0,
-    "compress_ratios": [0, 0, 2, 2, 2, 1],
-}
 EXPERTS = [
     ("Q2_K", "Q2_K", "Q3_K"),
     ("Q4_K", "Q4_K", "Q4_K"),

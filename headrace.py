@@ -89,8 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in _ROOMS:
             raise
+        from protocol.wording import to_install
+
         extra = "serve" if arguments[:1] == ["serve"] else "compute"
-        _say(f"the package {error.name} is missing: pip install '.[{extra}]' in the clone")
+        _say(f"the package {error.name} is missing: {to_install(extra)}")
         return 1
     except OSError as error:
         _drop_output()

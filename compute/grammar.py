@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
+from protocol.wording import to_install
 
-MISSING = "grammars need the package llguidance: pip install '.[serve]' in the clone"
+MISSING = f"grammars need the package llguidance: {to_install('serve')}"
 
 
 class Grammars:

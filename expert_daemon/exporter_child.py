@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from protocol.wording import to_install
 
 from .log import log
 
@@ -21,8 +22,7 @@ def check_exporter() -> None:
     """Raise ConfigError where the library that metrics need is missing."""
     if importlib.util.find_spec("prometheus_client") is None:
         raise ConfigError(
-            "--metrics needs prometheus-client, which is not installed: "
-            "pip install '.[metrics]' in the clone"
+            f"--metrics needs prometheus-client, which is not installed: {to_install('metrics')}"
         )
 
 

@@ -7,11 +7,11 @@ the whole program. Here flags are looked at first, by the parser whose command i
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-_CUTOFF = 0.6  # how alike two names must be for the one to be meant by the other
+from .wording import nearest
+
 _ANY_NUMBER = ("?", "*", "+")
 
 
@@ -86,5 +86,5 @@ class FlagParser(argparse.ArgumentParser):
 
     @staticmethod
     def _meant(name: str, known: Iterable[str]) -> str:
-        near = difflib.get_close_matches(name, list(known), 1, _CUTOFF)
-        return f"; did you mean {near[0]}?" if near else ""
+        near = nearest(name, known)
+        return f"; did you mean {near}?" if near else ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import json
 import os
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 from compute.config import COMPUTE_KEYS, COMPUTE_OPTIONS, ComputeConfig, load_config
 from compute.frontend.config import FRONTEND_OPTIONS, load_encoding
 from compute.options import add_flags
+from protocol.wording import nearest
 
 from .requests import (
     Answer,
@@ -154,8 +154,8 @@ def _obeyed(command: str, display: Display, talk: Talk) -> bool:
 
 
 def _unknown(command: str) -> str:
-    near = difflib.get_close_matches(command, _COMMANDS, 1)
-    meant = f"did you mean {near[0]}?" if near else "/help names the commands"
+    near = nearest(command, _COMMANDS)
+    meant = f"did you mean {near}?" if near else "/help names the commands"
     return f"there is no {command}; {meant}"
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ConfigError
+from protocol.wording import to_install
 
 if TYPE_CHECKING:
     from expert_daemon.simulate import Figures
 
 SUFFIXES = (".png", ".svg", ".pdf")
-INSTALL = "--plot needs matplotlib, which is not installed: pip install '.[plot]' in the clone"
+INSTALL = f"--plot needs matplotlib, which is not installed: {to_install('plot')}"
 
 
 def check_plot(path: Path) -> None:

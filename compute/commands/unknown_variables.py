@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
-PREFIX = "HEADRACE_"
+from compute.options import ENVIRONMENT_PREFIX
+from protocol.wording import nearest
+
 _FILE = "CONFIG"  # names the file of settings
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
     """Return one line for each variable that starts as ours do and that no process reads."""
-    found = sorted(name for name in names if name.startswith(PREFIX))
-    if not found:
-        return []
     known = _known()
-    words = [name.removeprefix(PREFIX) for name in found]
+    found = sorted(name for name in names if name.startswith(ENVIRONMENT_PREFIX))
+    words = [name.removeprefix(ENVIRONMENT_PREFIX) for name in found]
     return [_line(word, known) for word in words if word not in known]
 
 
@@ -30,6 +29,6 @@ def _known() -> list[str]:
 
 
 def _line(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, 1)
-    meant = f"; is {PREFIX}{near[0]} meant?" if near else "; docs/settings.md has them all"
-    return f"{PREFIX}{word}: no setting has this name, it is ignored{meant}"
+    near = nearest(word, known)
+    meant = f"; is {ENVIRONMENT_PREFIX}{near} meant?" if near else "; docs/settings.md has them all"
+    return f"{ENVIRONMENT_PREFIX}{word}: no setting has this name, it is ignored{meant}"

@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from protocol.wording import to_install
+
 from .call_grammar import BLANKS, CallGrammar
 from .encoding import Prompt, RequestError, Start
 from .tokenizer import Tokenizer
@@ -83,7 +85,7 @@ def _library() -> Any:
     except ImportError:
         raise RequestError(
             f"{_FORMAT}: this server cannot hold answers to a grammar: the package llguidance is "
-            "missing (pip install '.[serve]' in the clone)",
+            f"missing ({to_install('serve')})",
             param=_FORMAT,
             status=501,
         ) from None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from protocol.errors import ConfigError, HeadraceError
 from protocol.sizes import format_size
+from protocol.wording import to_install
 
 from .check import Check
 from .memory import Needs
@@ -40,7 +41,7 @@ def _tokenizer(checkpoint: Checkpoint) -> Iterator[Check]:
     try:
         from compute.frontend.tokenizer import Tokenizer
     except ImportError as error:
-        fix = "pip install '.[compute]' in the clone"
+        fix = to_install("compute")
         yield Check("tokenizer", "error", str(error), "the package tokenizers", fix)
         return
     try:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compute.commands.gpu_facts import GpuFacts
+from protocol.wording import to_install
 
 from .check import Check, Host
 
@@ -20,7 +21,6 @@ OLDEST_TRITON = (3, 6)
 OLDEST_DRIVER = {12: 525, 13: 580}  # by the CUDA major that torch was built for
 _NEEDED = ("numpy", "pyzmq", "msgpack", "uvloop", "xxhash", "rich")
 _FOR_COMPUTE = ("tokenizers",)
-_IN_THE_CLONE = "pip install '.[{extra}]' in the clone"
 _FOR_SERVING = ("uvicorn", "starlette", "prometheus-client")
 
 
@@ -35,12 +35,10 @@ def installed(name: str) -> str | None:
 def software(host: Host, gpus: tuple[GpuFacts, ...]) -> Iterator[Check]:
     """Yield the checks of Python and packages."""
     yield _python(sys.version_info[:3])
-    yield _packages(host, "packages of the daemon", _NEEDED, "pip install . in the clone", "error")
-    compute = _IN_THE_CLONE.format(extra="compute")
+    yield _packages(host, "packages of the daemon", _NEEDED, to_install(), "error")
+    compute = to_install("compute")
     yield _packages(host, "packages of compute", _FOR_COMPUTE, compute, "error")
-    yield _packages(
-        host, "packages of the server", _FOR_SERVING, _IN_THE_CLONE.format(extra="serve"), "note"
-    )
+    yield _packages(host, "packages of the server", _FOR_SERVING, to_install("serve"), "note")
     yield torch_check(host.distributions("torch"), torch_cuda(), gpus)
     yield _triton(host.distributions("triton"), gpus)
 
@@ -78,7 +76,7 @@ def torch_cuda() -> str | None:
 def torch_check(version: str | None, cuda: str | None, gpus: tuple[GpuFacts, ...]) -> Check:
     """Return what torch is, and whether it is the build for this machine."""
     wanted = f"{_dotted(OLDEST_TORCH)} or newer" + (", built for CUDA" if gpus else "")
-    fix = _IN_THE_CLONE.format(extra="compute")
+    fix = to_install("compute")
     if version is None:
         return Check("torch", "error", "missing", wanted, fix)
     found = f"{version}, for " + (f"CUDA {cuda}" if cuda else "the CPU")
@@ -98,7 +96,7 @@ def _triton(version: str | None, gpus: tuple[GpuFacts, ...]) -> Check:
         found = version or "missing"
         return Check("triton", "ok", f"{found}; not used without a GPU")
     if version is None or _numbers(version) < OLDEST_TRITON:
-        fix = _IN_THE_CLONE.format(extra="compute")
+        fix = to_install("compute")
         return Check("triton", "error", version or "missing", wanted, fix)
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         fix = "apt-get install gcc python3-dev"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from protocol.errors import ConfigError
+from protocol.wording import to_install
 
 from .effort import EncodingSettings
 from .errors import RequestError
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _RECIPE = "compute.frontend.encoding.recipe"
 _TEMPLATE = "compute.frontend.encoding.template_chat"
-_SERVE = "pip install '.[serve]' in the clone"
+_SERVE = to_install("serve")
 _CHAT_MARKERS = ("begin", "end", "user", "assistant", "system", "think", "think_end")
 
 

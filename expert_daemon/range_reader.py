@@ -44,8 +44,8 @@ class RangeReader:
         the drive's for each of so many pieces, take longer than the copy that it saves.
         """
         align = self.source.alignment(part.shard)
-        if self._straight and len(part.fragments) == 1:
-            fragment = part.fragments[0]
+        if self._straight and len(part.whole) == 1:
+            (fragment,) = part.fragments
             skew = (slot_address + fragment.slot_offset - fragment.offset) % align
             if skew == 0:
                 self._read_straight(fragment, slot, bounce, align)
@@ -74,8 +74,8 @@ class RangeReader:
             stop = min(part.stop, start + step)
             window = bounce[: -(-(stop - start) // align) * align]
             self.read_range(part.shard, start, window, n_bytes=stop - start, align=align)
-            for fragment in part.fragments:
-                first = max(fragment.offset, start)
+            for fragment in part.whole:
+                first = max(fragment.offset, part.start, start)
                 last = min(fragment.offset + fragment.n_bytes, stop)
                 if first < last:
                     at = fragment.slot_offset + first - fragment.offset

@@ -39,12 +39,27 @@ class Fragment(NamedTuple):  # made in a quarter of a dataclass's time, while so
 
 
 class Part(NamedTuple):
-    """A range of one shard that one thread reads, and the fragments in it, ascending."""
+    """A range of one shard that one thread reads, and what it is read for.
+
+    whole  the fragments that have bytes in it, ascending, as they are: they are cut by who reads,
+           since planning is what the first byte waits for
+    """
 
     shard: int
     start: int
     stop: int
-    fragments: tuple[Fragment, ...]
+    whole: tuple[Fragment, ...]
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """What lies in the range of each of them."""
+        return tuple([_clip(fragment, self.start, self.stop) for fragment in self.whole])
+
+    @property
+    def first_place(self) -> int:
+        """Where in the slot its lowest byte belongs."""
+        places = [f.slot_offset + max(self.start - f.offset, 0) for f in self.whole]
+        return min(places)
 
 
 def plan_parts(
@@ -83,18 +98,20 @@ def _runs(fragments: list[Fragment]) -> list[Part]:
 
 
 def _cut(run: Part, part_bytes: int, cut: int) -> list[Part]:
+    """Return the parts of a run; what lies in a gap is none."""
+    shard, start, end, whole = run
     parts = []
-    start = run.start
-    while start < run.stop:
+    first, n = 0, len(whole)
+    while start < end:
         # From a rounded-down start on: a run may then have a first part shorter than the others.
-        stop = min(run.stop, start // cut * cut + part_bytes)
-        inside = tuple(
-            _clip(fragment, start, stop)
-            for fragment in run.fragments
-            if fragment.offset < stop and fragment.offset + fragment.n_bytes > start
-        )
-        if inside:
-            parts.append(Part(run.shard, start, stop, inside))
+        stop = min(end, start // cut * cut + part_bytes)
+        while whole[first].offset + whole[first].n_bytes <= start:
+            first += 1
+        last = first
+        while last < n and whole[last].offset < stop:
+            last += 1
+        if first < last:
+            parts.append(Part(shard, start, stop, whole[first:last]))
         start = stop
     return parts
 

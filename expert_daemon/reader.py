@@ -116,7 +116,7 @@ class ExpertRead:
         self.claimed = bytearray(len(parts))
         self.begun = [0] * len(parts)  # when a thread began each part [ns], 0: not now
         self.n_unfinished = len(parts)
-        firsts = [min(f.slot_offset for f in part.fragments) for part in parts]
+        firsts = [part.first_place for part in parts]
         self.order = sorted(range(len(parts)), key=firsts.__getitem__)  # that of the hashing
 
     def claim(self) -> int | None:

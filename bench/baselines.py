@@ -157,28 +157,36 @@ def _raw_page_rate(path: Path, seconds: float) -> float:
 
 
 class OnePreadv:
-    """One thread that reads a stretch of a file with a single O_DIRECT preadv."""
+    """One thread that reads a stretch of a file with a single O_DIRECT preadv, of each in turn.
 
-    def __init__(self, path: Path, n_bytes: int) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    Of the same files as what it is compared with: on a drive in RAM one may lie in memory that
+    takes twice as long as another's.
+    """
+
+    def __init__(self, paths: Sequence[Path], n_bytes: int) -> None:
+        self._files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in paths]
         self._n_bytes = -(-n_bytes // PAGE) * PAGE
-        self._memory = aligned_buffer(self._n_bytes)  # of the pages that an arena has
+        self._memory = aligned_buffer(self._n_bytes)  # of small pages, as any program's is
         self._memory[:] = 1
-        self._n_places = (os.fstat(self._descriptor).st_size - self._n_bytes) // PAGE
         self._random = np.random.default_rng(0)
+        self._n_read = 0
 
     def read_ms(self) -> float:
-        """Milliseconds of one, at a random place."""
-        offset = int(self._random.integers(0, self._n_places)) * PAGE
+        """Milliseconds of one, at a random place of the next file."""
+        file = self._files[self._n_read % len(self._files)]
+        self._n_read += 1
+        n_places = (os.fstat(file).st_size - self._n_bytes) // PAGE
+        offset = int(self._random.integers(0, n_places)) * PAGE
         began = time.perf_counter()
         done = 0
         while done < self._n_bytes:
-            done += os.preadv(self._descriptor, [self._memory[done:].data], offset + done)
+            done += os.preadv(file, [self._memory[done:].data], offset + done)
         return (time.perf_counter() - began) * 1e3
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
+        """Close the files."""
+        for file in self._files:
+            os.close(file)
 
 
 class Echo:

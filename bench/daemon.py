@@ -105,7 +105,7 @@ def parse_arguments() -> argparse.Namespace:
         args.requests = 0 if args.quick or args.only else N_REQUESTS
     args.seconds = 0.6 if args.quick else 2.0
     args.trips = 600 if args.quick else 3000
-    args.misses = 8 if args.quick else 24
+    args.misses = 4 * N_LAYERS if args.quick else 12 * N_LAYERS  # as many of each shard
     args.idle_s = 4.0 if args.quick else 20.0
     args.warm_pairs = 3 if args.quick else PAIRS
     return args
@@ -256,9 +256,13 @@ def measure_pack(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def drive_of(checkpoint: Checkpoint) -> Drive:
     """Return the drive under the shards of a model's experts and of its first Engram table."""
-    shards = [checkpoint.slice_map.slices(layer, 0)[0].shard for layer in range(N_LAYERS)]
     rows = checkpoint.engram_tables[0].values.shard
-    return Drive([shard.path for shard in shards], rows.path)
+    return Drive(shards_of(checkpoint), rows.path)
+
+
+def shards_of(checkpoint: Checkpoint) -> list[Path]:
+    """Return the files of the experts, a layer's each."""
+    return [checkpoint.slice_map.slices(layer, 0)[0].shard.path for layer in range(N_LAYERS)]
 
 
 def measure_prefetch(model: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -286,7 +290,7 @@ class DaemonBench:
         self._next_key = 0
         self._random = np.random.default_rng(0)
         self._n_rows = [table.n_rows for table in checkpoint.engram_tables]
-        self._shard = checkpoint.slice_map.slices(0, 0)[0].shard.path
+        self._shards = shards_of(checkpoint)
         self._drive = drive_of(checkpoint)
 
     def figures(self) -> dict[str, Any]:
@@ -334,7 +338,8 @@ class DaemonBench:
 
     def one_miss(self) -> dict[str, Any]:
         """One missing expert, wall time and all."""
-        preadv = OnePreadv(self._shard, self._expert_bytes)
+        preadv = OnePreadv(self._shards, self._expert_bytes)
+        by_turns(self._one_miss_ms, preadv.read_ms, N_LAYERS * self._n_experts)  # all once
         sides = [
             by_turns(self._one_miss_ms, preadv.read_ms, self._args.misses) for _ in range(PAIRS)
         ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ import zmq
 from expert_daemon.deep_reads import DeepReads, Reads
 from expert_daemon.direct_io import aligned_buffer
 
+ROOT = Path(__file__).resolve().parents[1]
 ROW_DEPTH = 32
 PAGE = 4096
 RAW_THREADS = 8
@@ -39,6 +41,26 @@ LARGE_READS = (
     ("read", "io_uring", "2M", 16, 1),
 )
 LargeReads = tuple[str, str, str, int, int]
+
+# The least that an expert over ZeroMQ is: one preadv into one of eight places, and its checksum.
+BARE_SERVER = """
+import os, struct, sys, xxhash, zmq
+from expert_daemon.direct_io import aligned_buffer
+socket = zmq.Context().socket(zmq.ROUTER)
+socket.bind("ipc://" + sys.argv[1])
+n_bytes = int(sys.argv[2])
+files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in sys.argv[3:]]
+places = [aligned_buffer(n_bytes) for _ in range(8)]
+for place in places:
+    place[:] = 1
+while True:
+    route, request = socket.recv_multipart()
+    file, offset = struct.unpack("<qq", request)
+    places.append(places.pop(0))
+    assert os.preadv(files[file], [places[-1].data], offset) == n_bytes
+    checksum = xxhash.xxh3_64(places[-1].data).intdigest()
+    socket.send_multipart((route, checksum.to_bytes(8, "little")))
+"""
 
 ECHO = """
 import sys, zmq
@@ -173,14 +195,9 @@ class OnePreadv:
 
     def read_ms(self) -> float:
         """Milliseconds of one, at a random place of the next file."""
-        file = self._files[self._n_read % len(self._files)]
-        self._n_read += 1
-        n_places = (os.fstat(file).st_size - self._n_bytes) // PAGE
-        offset = int(self._random.integers(0, n_places)) * PAGE
+        file, offset = self._next_place()
         began = time.perf_counter()
-        done = 0
-        while done < self._n_bytes:
-            done += os.preadv(file, [self._memory[done:].data], offset + done)
+        self._read(file, offset)
         return (time.perf_counter() - began) * 1e3
 
     def close(self) -> None:
@@ -188,24 +205,68 @@ class OnePreadv:
         for file in self._files:
             os.close(file)
 
+    def _next_place(self) -> tuple[int, int]:
+        file = self._n_read % len(self._files)
+        self._n_read += 1
+        n_places = (os.fstat(self._files[file]).st_size - self._n_bytes) // PAGE
+        return file, int(self._random.integers(0, n_places)) * PAGE
+
+    def _read(self, file: int, offset: int) -> None:
+        done = 0
+        while done < self._n_bytes:
+            done += os.preadv(self._files[file], [self._memory[done:].data], offset + done)
+
+
+class BareServer(OnePreadv):
+    """The same by a process of its own that is asked over ZeroMQ and hashes what it has read."""
+
+    def __init__(self, paths: Sequence[Path], n_bytes: int) -> None:
+        super().__init__(paths, n_bytes)
+        arguments = [str(self._n_bytes), *map(str, paths)]
+        self._server = ServerProcess(BARE_SERVER, arguments)
+
+    def close(self) -> None:
+        """End the process too."""
+        super().close()
+        self._server.close()
+
+    def _read(self, file: int, offset: int) -> None:
+        self._server.dealer.send(struct.pack("<qq", file, offset))
+        self._server.dealer.recv()
+
+
+class ServerProcess:
+    """A small program behind a ROUTER, and a DEALER that asks it; it is given the socket's path."""
+
+    def __init__(self, program: str, arguments: Sequence[str]) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="hr-")
+        path = Path(self._directory.name) / "socket"
+        command = [sys.executable, "-c", program, str(path), *arguments]
+        self._process = subprocess.Popen(command, cwd=ROOT)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.dealer = self._context.socket(zmq.DEALER)
+        self.dealer.connect(f"ipc://{path}")
+
+    def close(self) -> None:
+        """End it."""
+        self.dealer.close(0)
+        self._context.term()
+        self._process.kill()
+        self._process.wait()
+        self._directory.cleanup()
+
 
 class Echo:
     """A plain ROUTER in a process of its own that answers each message; a plain DEALER here."""
 
     def __init__(self, request: bytes, answer_bytes: int) -> None:
         self._request = request
-        self._directory = tempfile.TemporaryDirectory(prefix="hr-")
-        path = Path(self._directory.name) / "echo"
-        command = [sys.executable, "-c", ECHO, str(path), str(answer_bytes)]
-        self._process = subprocess.Popen(command)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._dealer = self._context.socket(zmq.DEALER)
-        self._dealer.connect(f"ipc://{path}")
+        self._server = ServerProcess(ECHO, [str(answer_bytes)])
 
     def ask(self) -> None:
         """One round trip."""
-        self._dealer.send(self._request)
-        self._dealer.recv()
+        self._server.dealer.send(self._request)
+        self._server.dealer.recv()
 
     def __enter__(self) -> Self:
         return self
@@ -216,8 +277,4 @@ class Echo:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._dealer.close(0)
-        self._context.term()
-        self._process.kill()
-        self._process.wait()
-        self._directory.cleanup()
+        self._server.close()

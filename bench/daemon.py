@@ -9,6 +9,8 @@ demand_read_vs_fio   bytes per second of missing experts against fio's best way 
 roundtrip_vs_echo    p50 of a MissRequest that hits against a plain DEALER and ROUTER
 one_miss_vs_preadv   milliseconds of one missing expert against one thread's single preadv, from
                      an aligned place into memory that has its pages
+bare_server_*        the same of a few lines that answer over ZeroMQ with one preadv and a checksum:
+                     what a miss cannot be much quicker than
 one_miss_pack_*      the same of an expert pack, a smaller one made for it
 rows_vs_fio          48,000 cold Engram rows, in 4 KiB pages a second, against fio at depth 32
 warm_vs_fio          bytes per second of filling a cold arena by Warm, against fio as above
@@ -44,7 +46,7 @@ sys.path.insert(0, str(ROOT))
 
 import headrace  # noqa: E402
 from bench import prefetch  # noqa: E402
-from bench.baselines import Drive, Echo, OnePreadv, reference  # noqa: E402
+from bench.baselines import BareServer, Drive, Echo, OnePreadv, reference  # noqa: E402
 from bench.big_shards import write_big_checkpoint  # noqa: E402
 from protocol.files.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
 from protocol.wire.client import ExpertClient  # noqa: E402
@@ -343,12 +345,20 @@ class DaemonBench:
         sides = [
             by_turns(self._one_miss_ms, preadv.read_ms, self._args.misses) for _ in range(PAIRS)
         ]
-        preadv.close()
         miss_ms, preadv_ms = zip(*sides, strict=True)
+        bare = BareServer(self._shards, self._expert_bytes)
+        bare_ms, beside_ms = zip(
+            *[by_turns(bare.read_ms, preadv.read_ms, self._args.misses) for _ in range(PAIRS)],
+            strict=True,
+        )
+        preadv.close()
+        bare.close()
         return {
             "one_miss_vs_preadv": ratio(miss_ms, preadv_ms),
             "one_miss_ms": rounded(miss_ms),
             "preadv_ms": rounded(preadv_ms),
+            "bare_server_vs_preadv": ratio(bare_ms, beside_ms),
+            "bare_server_ms": rounded(bare_ms),
         }
 
     def _one_miss_ms(self) -> float:

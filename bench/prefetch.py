@@ -144,7 +144,7 @@ class DemandBesidePrefetch:
 
 def measure(model: Path, *, quick: bool, n_threads: int = N_THREADS) -> dict[str, Any]:
     """Return the ratios with prefetch against without, and what stands behind them."""
-    n_demands = 120 if quick else 200  # of 60, the 99th percentile is the longest but for one half
+    n_demands = 300 if quick else 500  # of fewer, the 99th percentile is one unlucky read
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     bench = DemandBesidePrefetch(open_checkpoint(model), n_threads)

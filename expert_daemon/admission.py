@@ -15,12 +15,13 @@ from .descriptor_server import Grant
 from .engine_desk import EngineDesk
 from .engine_watch import EngineWatch
 from .fetch_desk import FetchDesk
-from .log import log
-from .outbox import MAX_REFUSALS_LOGGED, Outbox
+from .log import ClientLog, log
+from .outbox import Outbox
 from .sessions import Session, Sessions
 from .works import Works
 
 BUSY_RETRY_MS = 200
+MAX_REMEMBERED = 20  # processes that were told of the engine in their way
 
 
 class Admission:
@@ -37,6 +38,7 @@ class Admission:
         fetches: FetchDesk,
         hang_up: Callable[[int], None],
         settle: Callable[[], None],
+        clients: ClientLog,
     ) -> None:
         self._sessions = sessions
         self._outbox = outbox
@@ -49,6 +51,7 @@ class Admission:
         self._fetches = fetches
         self._hang_up = hang_up
         self._settle = settle
+        self._clients = clients
         self._suspects = works.loading.suspects
         self._refused_as_busy: set[int] = set()  # pids, since the last engine came
         self.watch = EngineWatch(loop, self._engine_died)
@@ -63,7 +66,7 @@ class Admission:
         if refusal is not None:
             is_repeated = refusal.reason == "busy" and message.pid in self._refused_as_busy
             self._outbox.refuse(route, refusal, pid=message.pid, is_repeated=is_repeated)
-            if refusal.reason == "busy" and len(self._refused_as_busy) < MAX_REFUSALS_LOGGED:
+            if refusal.reason == "busy" and len(self._refused_as_busy) < MAX_REMEMBERED:
                 self._refused_as_busy.add(message.pid)
             return
         previous = self._sessions.by_route.get(route)
@@ -158,7 +161,8 @@ class Admission:
 
     def _check_attached(self, session: Session) -> None:
         if not session.is_attached and self._sessions.by_number.get(session.number) is session:
-            log(f"session {session.number} (pid {session.pid}) did not attach in time: ended")
+            who = f"session {session.number} (pid {session.pid})"
+            self._clients.note(f"{who} did not attach in time: ended")
             self.end(session)
             self._settle()
             self._outbox.look_again()

@@ -21,7 +21,7 @@ from protocol.arena.fds import PeerCredentials, peer_credentials, reopen_read_on
 from protocol.errors import ConfigError, ProtocolError
 from protocol.wire.limits import ATTACH_MS
 
-from .log import log
+from .log import ClientLog
 
 BACKLOG = 128
 MAX_CONNECTIONS = 1024
@@ -58,6 +58,7 @@ class DescriptorServer:
         allowed_uids: frozenset[int],
         attach: Callable[[AttachRequest, PeerCredentials], Grant],
         gone: Callable[[int], None],
+        clients: ClientLog,
     ) -> None:
         """Bind and listen; `attach` raises ProtocolError to refuse. Raises ConfigError."""
         self._loop = loop
@@ -66,6 +67,7 @@ class DescriptorServer:
         self._allowed_uids = allowed_uids
         self._attach = attach
         self._gone = gone
+        self._clients = clients
         self._connections: dict[int, Connection] = {}  # by file descriptor
         self._by_session: dict[int, Connection] = {}
         self._path = path
@@ -94,13 +96,15 @@ class DescriptorServer:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:  # no descriptors left: the others are still served
-                log(f"descriptor socket: a connection was not accepted: {error.strerror}")
+                text = f"descriptor socket: a connection was not accepted: {error.strerror}"
+                self._clients.note(text)
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(ACCEPT_PAUSE_S, self._listen_again)
                 return
             peer = peer_credentials(accepted)
             if peer.uid not in self._allowed_uids or len(self._connections) >= MAX_CONNECTIONS:
-                log(f"descriptor socket: pid {peer.pid} of user {peer.uid} refused")
+                text = f"descriptor socket: pid {peer.pid} of user {peer.uid} refused"
+                self._clients.note(text)
                 accepted.close()
                 continue
             accepted.setblocking(False)
@@ -150,7 +154,8 @@ class DescriptorServer:
         try:
             connection.socket.send(text.encode()[:250], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError as error:
-            log(f"descriptor socket: pid {connection.peer.pid}: {error.strerror}")
+            who = f"descriptor socket: pid {connection.peer.pid}"
+            self._clients.note(f"{who}: {error.strerror}")
         self._close(connection)
 
     def _end(self, connection: Connection) -> None:

@@ -7,58 +7,65 @@ from collections.abc import Callable
 from protocol.wire.codec import encode
 from protocol.wire.messages import Message, Refused
 
-from .log import log
+from .log import ClientLog
 from .metrics import Counters
 from .router import Router
 from .sessions import Session
-
-MAX_REFUSALS_LOGGED = 20
 
 
 class Outbox:
     """Encodes and sends; `lost(session)` is called from here where a session's client is stuck."""
 
     def __init__(
-        self, router: Router, generation: int, counters: Counters, lost: Callable[[Session], None]
+        self,
+        router: Router,
+        generation: int,
+        counters: Counters,
+        lost: Callable[[Session], None],
+        clients: ClientLog,
     ) -> None:
         self._router = router
         self._generation = generation
         self._counters = counters
         self._lost = lost
-        self._n_refusals_logged = 0
+        self._clients = clients
 
     def send(self, session: Session, message: Message) -> None:
         """Send to a session's client."""
         if session.is_lost:
             return
-        frame = encode(message, session.number, self._generation)
-        if not self._router.send(session.route, frame):
-            session.is_lost = True
-            self._counters.clients_dropped += 1
-            log(f"session {session.number} (pid {session.pid}) does not read: dropped")
-            self._lost(session)
+        self._send(session, encode(message, session.number, self._generation))
 
     def refuse(
         self,
         route: bytes,
         refusal: Refused,
-        session: int = 0,
+        session: Session | None = None,
         *,
         pid: int = 0,
         is_repeated: bool = False,
     ) -> None:
-        """Say no to whoever sent a message; nobody minds where that cannot be delivered.
+        """Say no to whoever sent a message; who has no session need not read it.
 
         pid           of whoever it was, as it says; 0 where it did not
         is_repeated   the same was refused before: it is counted, not logged
         """
         self._counters.frames_refused += 1
-        if not is_repeated and self._n_refusals_logged < MAX_REFUSALS_LOGGED:
-            self._n_refusals_logged += 1
+        if not is_repeated:
             whom = f" to pid {pid}" if pid else ""
-            log(f"refused ({refusal.reason}){whom}: {refusal.text}")
-        frame = encode(refusal, session, self._generation)
-        self._router.send(route, frame, patient=session != 0)
+            self._clients.note(f"refused ({refusal.reason}){whom}: {refusal.text}")
+        if session is None:
+            self._router.send(route, encode(refusal, 0, self._generation), patient=False)
+        elif not session.is_lost:
+            self._send(session, encode(refusal, session.number, self._generation))
+
+    def _send(self, session: Session, frame: bytes) -> None:
+        if not self._router.send(session.route, frame):
+            session.is_lost = True
+            self._counters.clients_dropped += 1
+            who = f"session {session.number} (pid {session.pid})"
+            self._clients.note(f"{who} does not read: dropped")
+            self._lost(session)
 
     def look_again(self) -> None:
         """Call after messages were sent in answer to something other than a message."""

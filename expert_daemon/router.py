@@ -3,7 +3,8 @@
 The socket's raw descriptor is edge-triggered: it is drained until a receive finds nothing, and
 looked at again after sends outside of that.
 
-Invariants: one thread; a send never waits, and a client that cannot be sent to is reported.
+Invariants: one thread; sends wait a few milliseconds of any second and no more, all of them
+together; a client that cannot be sent to is reported.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ import zmq
 from protocol.errors import ConfigError
 from protocol.wire.sockets import open_router
 
+from .allowance import Allowance
+
 if TYPE_CHECKING:
     from protocol.wire.sockets import Context
 
 MAX_MESSAGES_AT_ONCE = 32  # then the loop's other work has its turn
 # A full pipe may only mean that ZeroMQ's own thread has not run on a busy machine.
 SEND_PAUSES_S = (0.0, 0.0002, 0.001, 0.0)
+# Of any second: who does not read, and says Hello again and again, costs the others no more.
+PATIENCE_S = 0.004
 # As plain numbers: combining enumerations takes longer than the calls that they are for.
 _NOBLOCK = int(zmq.NOBLOCK)
-_NO_PAUSES_S = (0.0,)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _RCVMORE = int(zmq.RCVMORE)
 
@@ -50,6 +54,7 @@ class Router:
         except (zmq.ZMQError, OSError) as error:
             self._context.term()
             raise ConfigError(f"{path}: cannot be bound: {error.strerror}") from error
+        self._patience = Allowance(PATIENCE_S, 1.0)
         self._descriptor: int = self._socket.FD
         loop.add_reader(self._descriptor, self._drain)
         loop.call_soon(self._drain)
@@ -57,9 +62,10 @@ class Router:
     def send(self, route: bytes, frame: bytes, *, patient: bool = True) -> bool:
         """Send one frame to one client; False where it is gone or does not read.
 
-        patient  wait a moment for one whose pipe is full: not for somebody who may be flooding us
+        patient  wait a moment for one whose pipe is full, while there is patience left: not for
+                 somebody who may be flooding us
         """
-        for pause in SEND_PAUSES_S if patient else _NO_PAUSES_S:
+        for pause in SEND_PAUSES_S:
             try:
                 self._socket.send(route, _NOBLOCK_MORE)
                 self._socket.send(frame, _NOBLOCK)
@@ -68,6 +74,8 @@ class Router:
                     return False
                 if error.errno != zmq.EAGAIN:
                     raise
+                if not (patient and self._patience.spend(pause)):
+                    return False
                 time.sleep(pause)
             else:
                 return True

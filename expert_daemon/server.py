@@ -26,6 +26,7 @@ from .fault_desk import FaultDesk
 from .fetch_desk import FetchDesk
 from .liveness import Liveness
 from .loading import SLOW_READ_NS
+from .log import ClientLog
 from .outbox import Outbox
 from .outcome import RequestRefused
 from .reports import Reports
@@ -61,7 +62,10 @@ class Server:
         self._bounds = _bounds(works)
         sessions = self._sessions = Sessions()
         self._router = Router(config.socket_path, loop, self._receive)
-        outbox = self._outbox = Outbox(self._router, self._generation, works.counters, self._lose)
+        clients = ClientLog()
+        outbox = self._outbox = Outbox(
+            self._router, self._generation, works.counters, self._lose, clients
+        )
         self._engines = EngineDesk(sessions, outbox, works)
         self._fetches = FetchDesk(sessions, outbox, works, loop, self.settle)
         self._rows = RowDesk(sessions, outbox, works)
@@ -80,6 +84,7 @@ class Server:
             fetches=self._fetches,
             hang_up=self._hang_up,
             settle=self.settle,
+            clients=clients,
         )
         self._rules = self._make_rules()
         self._descriptors = DescriptorServer(
@@ -89,6 +94,7 @@ class Server:
             allowed_uids=frozenset({os.geteuid(), *config.allowed_uids}),
             attach=self._admission.attach,
             gone=self._admission.disconnected,
+            clients=clients,
         )
         self._next_tick = loop.call_later(TICK_S, self._tick)
 
@@ -180,7 +186,6 @@ class Server:
         session = self._sessions.by_route.get(route)
         rule = self._rules.get(type(message))
         objection = self._objection(session, envelope, rule)
-        number = session.number if session else 0
         if session is not None:
             self._liveness.heard(session)
         if objection is None:
@@ -192,7 +197,7 @@ class Server:
                 objection = (refused.reason, str(refused))
         if objection is not None:
             refusal = Refused(objection[0], objection[1], 0, 0, request)
-            self._outbox.refuse(route, refusal, number)
+            self._outbox.refuse(route, refusal, session)
 
     def _objection(
         self, session: Session | None, envelope: Envelope, rule: Rule | None

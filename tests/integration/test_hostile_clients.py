@@ -8,13 +8,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import zmq
 
+from expert_daemon import router
 from protocol.errors import DaemonBusy
 from protocol.files.checkpoint import open_checkpoint
+from protocol.wire import messages as m
 from protocol.wire.client import ExpertClient
+from protocol.wire.codec import encode
 from tests.support.fake_checkpoint import write_fake_checkpoint
+from tests.support.raw_client import RawClient, hello
 from tests.support.running_daemon import ROOT, daemon_process, daemon_thread
 from tests.support.shard_bytes import expert_bytes, slot_bytes
 
@@ -74,6 +80,36 @@ def test_a_stopped_engine_is_shown_as_stuck_and_keeps_its_slots(
             engine.poll()
             assert time.monotonic() < end
         assert load(engine, 2, range(8)).slots == slots
+
+
+@pytest.mark.parametrize("kind", ["refused", "answered", "begins again"])
+def test_who_never_reads_is_dropped_and_costs_a_few_milliseconds_a_second(
+    model, runtime_dir, monkeypatch, kind
+):
+    """Whatever it sends: the loop, which serves all, waits for it no longer than it may in all."""
+    waited: list[float] = []
+    monkeypatch.setattr(router, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr("protocol.wire.sockets.SEND_HIGH_WATER", 8)
+    with (
+        daemon_thread(model, runtime_dir),
+        ExpertClient(runtime_dir) as reader,
+        RawClient(runtime_dir) as deaf,
+    ):
+        deaf.socket.rcvhwm = 1
+        welcome = deaf.ask(hello())
+        frames = {
+            "refused": encode(m.Touch(0, b""), welcome.session, welcome.generation),
+            "answered": encode(m.Stats(1), welcome.session, welcome.generation),
+            "begins again": hello(),
+        }
+        began = time.monotonic()
+        while (stats := reader.stats())["clients_dropped"] < (40 if "again" in kind else 1):
+            assert time.monotonic() < began + 20, (stats, len(waited))
+            for _ in range(200):
+                with contextlib.suppress(zmq.Again):
+                    deaf.socket.send(frames[kind], zmq.NOBLOCK)
+        n_periods = time.monotonic() - began + 2
+        assert 0 < sum(waited) <= router.PATIENCE_S * n_periods
 
 
 # a crowd, one of whom is malicious

@@ -118,12 +118,16 @@ def _run(arguments: list[str]) -> int:
 
 
 def _warn_of_variables() -> None:
-    """Say which variables look like settings and are none: a file's unknown key is refused."""
-    if any(name.startswith("HEADRACE_") for name in os.environ):
-        from compute.commands.unknown_variables import unknown_variables
+    """Say which variables look like settings and are none: a file's unknown key is refused.
 
-        for line in unknown_variables(os.environ):
+    They are taken out of the environment, else every process that is started would say it again.
+    """
+    if any(name.startswith("HEADRACE_") for name in os.environ):
+        from protocol.setting_names import unknown_variables
+
+        for name, line in unknown_variables(os.environ).items():
             _say(line)
+            del os.environ[name]
 
 
 def _refuse_empty(args: argparse.Namespace, arguments: Sequence[str]) -> None:

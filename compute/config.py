@@ -13,12 +13,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from protocol.runtime_dir import check_runtime_dir, default_runtime_dir
+from protocol.setting_names import ENVIRONMENT_PREFIX
 from protocol.sizes import parse_size
 
 from .device_name import AUTO_DEVICE, device_name
 from .frontend.config import FRONTEND_OPTIONS
 from .options import (
-    ENVIRONMENT_PREFIX,
     Option,
     add_flags,
     count,

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import ConfigError
+from protocol.setting_names import ENVIRONMENT_PREFIX
 from protocol.settings_file import read_settings
-
-ENVIRONMENT_PREFIX = "HEADRACE_"
 
 Convert = Callable[[object, str], Any]  # (value, where it stood) -> the setting
 

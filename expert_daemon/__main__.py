@@ -11,6 +11,7 @@ from types import TracebackType
 
 from protocol.arena.handover import listen_descriptors
 from protocol.errors import HeadraceError
+from protocol.setting_names import unknown_variables
 
 from .arena import ARENA_NAME
 from .config import PROG, load_config
@@ -25,6 +26,8 @@ def main(arguments: Sequence[str], wrap_source: WrapSource | None = None, prog: 
     """Return the exit status: 0 after a signal, 1 where the daemon could not start."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     threading.excepthook = _end_on_bug
+    for line in unknown_variables(os.environ).values():
+        log(line)
     try:
         config = load_config(arguments, os.environ, prog)
         passed = listen_descriptors().get(ARENA_NAME)

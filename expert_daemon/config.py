@@ -23,12 +23,12 @@ from protocol.runtime_dir import (
     check_runtime_dir,
     default_runtime_dir,
 )
+from protocol.setting_names import ENVIRONMENT_PREFIX
 from protocol.settings_file import read_settings
 from protocol.sizes import parse_size
 
 from .metrics_address import parse_address
 
-ENVIRONMENT_PREFIX = "HEADRACE_"
 PROG = "python -m expert_daemon"
 POLICIES = ("lfu-da", "lru", "lru-random")
 READ_MODES = ("direct", "buffered")

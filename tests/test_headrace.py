@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -9,6 +10,10 @@ from pathlib import Path
 import pytest
 
 import headrace
+from compute.config import COMPUTE_OPTIONS
+from compute.frontend.config import FRONTEND_OPTIONS
+from expert_daemon.config import OPTIONS
+from protocol.setting_names import SETTING_NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -217,6 +222,30 @@ def test_a_variable_that_no_setting_has_is_told_with_the_nearest_name(
         f"headrace: HEADRACE_MODLE: {told}; is HEADRACE_MODEL meant?",
         f"headrace: HEADRACE_XYZZY: {told}; docs/settings.md has them all",
     ]
+
+
+def test_each_service_tells_of_a_variable_that_no_setting_has(tmp_path: Path) -> None:
+    bad = {"HEADRACE_ARENA": "x", "HEADRACE_CONTEXT": "x", "HEADRACE_PORT": "x"}  # ends each
+    environment = os.environ | bad | {"HEADRACE_ARENNA": "1GiB"}
+    told = "HEADRACE_ARENNA: no setting has this name, it is ignored; is HEADRACE_ARENA meant?"
+    for module in ("expert_daemon", "compute", "compute.frontend"):
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--runtime-dir", str(tmp_path)],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode, module
+        assert told in done.stderr, (module, done.stderr)
+
+
+def test_names_of_settings_are_those_of_all_processes() -> None:
+    of_compute = [*COMPUTE_OPTIONS.items(), *FRONTEND_OPTIONS.items()]
+    names = {name.upper() for name, option in of_compute if option.has_flag}
+    assert {"CONFIG"} | names | {name.upper() for name in OPTIONS} == SETTING_NAMES
 
 
 def test_a_missing_package_is_named_with_what_brings_it() -> None:

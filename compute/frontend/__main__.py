@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from compute.config import COMPUTE_KEYS
 from protocol.errors import ConfigError, HeadraceError
 from protocol.flag_parser import FlagParser
+from protocol.setting_names import unknown_variables
 
 from .config import add_frontend_arguments, load_frontend_config
 from .server import run
@@ -26,6 +27,8 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="frontend: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it also tells of plain starts
+    for line in unknown_variables(os.environ).values():
+        sys.stderr.write(f"frontend: {line}\n")
     try:
         run(load_frontend_config(args, os.environ, COMPUTE_KEYS), os.environ)
     except HeadraceError as error:

@@ -22,7 +22,8 @@ def test_no_more_than_the_amount_is_spent_in_a_period_and_nothing_is_saved_up(mo
 
 
 def test_lines_about_clients_are_so_many_a_minute_and_the_others_are_counted(monkeypatch):
-    clock, lines = SimpleNamespace(now=0.0), []
+    clock = SimpleNamespace(now=0.0)
+    lines: list[str] = []
     monkeypatch.setattr(allowance, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(log, "log", lines.append)
     ours = ClientLog()

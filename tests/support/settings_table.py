@@ -18,8 +18,9 @@ if __name__ == "__main__":
 
 from compute.config import COMPUTE_OPTIONS, SAMPLING_OPTIONS, ComputeConfig
 from compute.frontend.config import FRONTEND_OPTIONS, FrontendConfig
-from compute.options import ENVIRONMENT_PREFIX, Option
+from compute.options import Option
 from expert_daemon.config import OPTIONS, DaemonConfig
+from protocol.setting_names import ENVIRONMENT_PREFIX
 
 HEAD = """\
 # Settings

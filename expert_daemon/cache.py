@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .cache_check import check_parts
 from .cache_parts import CacheLimits, CacheMemory, CacheParts, Engine
@@ -263,6 +264,17 @@ class SlotCache(EngineEvents):
     def changes_since(self, from_version: int) -> TableChanges:
         """The final state of each key changed after `from_version`; see TableChanges for a gap."""
         return self._book.versions.since(from_version)
+
+    @property
+    def n_resident(self) -> int:
+        """READY keys."""
+        return len(self._book.slot_of)
+
+    def resident_keys(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Flat keys and slots of every READY key, ascending: as `resident`, at a small cost."""
+        slots = self._book.table.reshape(-1)
+        keys = np.flatnonzero(slots >= 0)
+        return keys, slots[keys]
 
     def resident(self) -> list[SlotChange]:
         """(layer, expert, slot) of every READY key, ascending."""

@@ -29,11 +29,22 @@ class Reports:
         self._works = works
         self._cache = works.loading.cache
         self._started = time.monotonic()
+        self._keys = b""  # what Keys was answered last, of table version `_keys_version`
+        self._keys_version = -1
 
     def keys(self, session: Session, message: Keys) -> None:
         """Send every READY key with its slot."""
-        records = np.array(self._cache.resident(), KEY_RECORD).tobytes()
-        self._outbox.send(session, KeyList(message.request, self._cache.table_version, records))
+        version = self._cache.table_version
+        if version != self._keys_version:
+            self._keys, self._keys_version = self._records(), version
+        self._outbox.send(session, KeyList(message.request, version, self._keys))
+
+    def _records(self) -> bytes:
+        keys, slots = self._cache.resident_keys()
+        records = np.empty(len(keys), KEY_RECORD)
+        records["layer"], records["expert"] = np.divmod(keys, self._cache.n_experts)
+        records["slot"] = slots
+        return records.tobytes()
 
     def stats(self, session: Session, message: Stats) -> None:
         """Send all counters and settings."""
@@ -63,7 +74,7 @@ class Reports:
             "arena_bytes": layout.populated_bytes(n_slots),
             "ring_rows": layout.ring_rows,
             "table_version": self._cache.table_version,
-            "n_resident": len(self._cache.resident()),
+            "n_resident": self._cache.n_resident,
             "n_loading": self._cache.n_loading,
             "warm_left": self._cache.n_warm_left,
             "hints_ended": int(self._cache.hints_ended),

@@ -33,6 +33,7 @@ class ExporterChild:
         self._command = [sys.executable, "-m", "expert_daemon.exporter", str(runtime_dir), address]
         self._process: subprocess.Popen[bytes] | None = None
         self._next_at = 0.0
+        self._said = ""  # why it could not be begun
 
     def tend(self) -> None:
         """Begin it where it does not run; call now and then."""
@@ -41,11 +42,24 @@ class ExporterChild:
             self._process = None
             self._next_at = time.monotonic() + PAUSE_S
         if self._process is None and time.monotonic() >= self._next_at:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin it; what the system refuses is no reason for the daemon to end."""
+        try:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C in the terminal is the daemon's to handle
             )
+        except OSError as error:
+            self._next_at = time.monotonic() + PAUSE_S
+            line = f"metrics: the exporter cannot be begun, it is tried again: {error}"
+            if line != self._said:
+                log(line)
+            self._said = line
+        else:
+            self._said = ""
 
     def close(self) -> None:
         """End it."""

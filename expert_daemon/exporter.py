@@ -2,24 +2,22 @@
 
 Run as `python -m expert_daemon.exporter RUNTIME_DIR ADDRESS`; the daemon does so when it was given
 `--metrics`. A process of its own, so that rendering and HTTP never take the daemon's interpreter.
-It is an ordinary reader of the daemon's and ends with it.
+It is an ordinary reader of the daemon's and ends with it. The main thread owns the client.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import signal
-import socket
-import socketserver
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
 
 import numpy as np
-from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -42,14 +40,15 @@ from .exported import (
     read_buckets,
     samples,
 )
-from .log import log
-from .metrics_address import MetricsAddress, parse_address
+from .log import ClientLog, log
+from .metrics_address import parse_address
+from .scrape_server import ScrapeServer, make_server
 
 HELLO_MS = 10_000
-REQUEST_S = 5.0  # a scraper that sends nothing for so long is hung up on
-BIND_S = 5.0  # a predecessor may still hold the address
 POLL_S = 2.0  # Pings are answered at least so often
+ANSWER_S = 5.0  # more than the client's own deadline
 
+Answer = tuple[Values, Sequence[int]]  # the statistics, experts in the arena of each layer
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
 
 
@@ -76,97 +75,61 @@ def families(values: Values, resident: Sequence[int]) -> Iterator[Family]:
 
 
 class DaemonCollector(Collector):
-    """Asks the daemon at each scrape; a daemon that does not answer is down."""
+    """Has the daemon asked at each scrape; one that does not answer is down.
 
-    def __init__(self, client: ExpertClient) -> None:
-        self._client = client
+    `collect` runs on the requests' threads, `answer` on the one that owns the client. All that wait
+    at once get the same answer.
+    """
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[Future[Answer | None]] = SimpleQueue()
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._log = ClientLog()
+
+    def fileno(self) -> int:
+        """Return what is readable when `answer` has to be called."""
+        return self._woken
 
     def collect(self) -> Iterator[Family]:
         """Yield the metrics of now."""
-        try:
-            values = self._client.stats()
-            table = self._client.arena.table_snapshot()
-        except HeadraceError as error:
-            log(f"metrics: {error}")
+        wanted: Future[Answer | None] = Future()
+        self._asked.put(wanted)
+        os.eventfd_write(self._woken, 1)
+        answer = wanted.result(ANSWER_S)
+        if answer is None:
             yield GaugeMetricFamily(UP[0], UP[2], value=0.0)
+        else:
+            yield from families(*answer)
+
+    def answer(self, client: ExpertClient) -> None:
+        """Ask the daemon once for all that wait, if any do."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._woken)
+        waiting = [self._asked.get() for _ in range(self._asked.qsize())]
+        if not waiting:
             return
-        resident = [] if table is None else np.count_nonzero(table >= 0, axis=1).tolist()
-        yield from families(values, resident)
+        answer = self._ask(client)
+        for wanted in waiting:
+            wanted.set_result(answer)
 
-
-class _UnixServer(HTTPServer):
-    address_family = socket.AF_UNIX
-
-    def server_bind(self) -> None:
-        """Bind to the path, in the place of one that was left over."""
-        path = Path(str(self.server_address))
-        path.unlink(missing_ok=True)
-        socketserver.TCPServer.server_bind(self)
-        path.chmod(0o600)
-        self.server_name, self.server_port = "localhost", 0
-
-
-class _Server6(HTTPServer):
-    address_family = socket.AF_INET6
-
-
-def make_server(address: MetricsAddress, collector: Collector) -> HTTPServer:
-    """Return a bound server; raises ConfigError where the address stays taken."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-
-    class Handler(_Handler):
-        found = registry
-
-    kind, place = _place(address)
-    end = time.monotonic() + BIND_S
-    while True:
+    def _ask(self, client: ExpertClient) -> Answer | None:
         try:
-            return kind(place, Handler)
-        except OSError as error:
-            if time.monotonic() > end:
-                raise ConfigError(f"--metrics: {place}: {error.strerror}") from error
-            time.sleep(0.1)
+            values = client.stats()
+            table = client.arena.table_snapshot()
+        except HeadraceError as error:
+            self._log.note(f"metrics: {error}")
+            return None
+        resident = [] if table is None else np.count_nonzero(table >= 0, axis=1).tolist()
+        return values, resident
 
 
-def _place(address: MetricsAddress) -> tuple[type[HTTPServer], Any]:
-    if address.path:
-        return _UnixServer, address.path
-    kind = _Server6 if ":" in address.host else HTTPServer
-    return kind, (address.host, address.port)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    found: CollectorRegistry
-    timeout = REQUEST_S
-
-    def do_GET(self) -> None:
-        """Answer a scrape."""
-        encoder, content_type = exposition.choose_encoder(self.headers.get("Accept", ""))
-        if self.path.partition("?")[0] != "/metrics":
-            self.send_error(404, "only /metrics is here")
-            return
-        body = encoder(self.found)
-        self.send_response(200)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
-        """Say nothing: a scrape is no event."""
-
-    def address_string(self) -> str:
-        """Return who asks, which a Unix socket does not say."""
-        return "local"
-
-
-def serve(client: ExpertClient, server: HTTPServer) -> None:
+def serve(client: ExpertClient, collector: DaemonCollector, server: ScrapeServer) -> None:
     """Answer scrapes until the daemon is gone."""
     while True:
-        ready, _, _ = select.select([server.fileno(), client.fileno()], [], [], POLL_S)
-        if server.fileno() in ready:
-            server.handle_request()
+        awaited = [client.fileno(), collector.fileno(), *server.descriptors()]
+        select.select(awaited, [], [], server.patience(POLL_S))
+        server.tend()
+        collector.answer(client)
         client.poll()
 
 
@@ -177,9 +140,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         address = parse_address(text)
         with ExpertClient(runtime_dir, hello_ms=HELLO_MS) as client:
-            server = make_server(address, DaemonCollector(client))
+            collector = DaemonCollector()
+            server = make_server(address, collector)
             try:
-                serve(client, server)
+                serve(client, collector, server)
             finally:
                 server.server_close()
                 if address.path:

@@ -15,10 +15,11 @@ from expert_daemon.exporter_child import ExporterChild
 
 
 def test_one_that_cannot_be_begun_is_told_once_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes = [errno.EAGAIN, errno.EAGAIN, errno.ENOMEM]
     begun: list[Any] = []
+    lines: list[str] = []
 
     def popen(command: list[str], **_: Any) -> Any:
         begun.append(command)
@@ -26,6 +27,7 @@ def test_one_that_cannot_be_begun_is_told_once_and_tried_again(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(exporter_child, "log", lines.append)
     child = ExporterChild(tmp_path, "127.0.0.1:1")
     child.tend()
     child.tend()  # its pause has not passed
@@ -35,7 +37,6 @@ def test_one_that_cannot_be_begun_is_told_once_and_tried_again(
     child.tend()
     child.tend()
     assert len(begun) == 3
-    lines = capfd.readouterr().err.splitlines()
     assert [line.partition("again: ")[2] for line in lines] == [
         f"[Errno {code}] {os.strerror(code)}" for code in (errno.EAGAIN, errno.ENOMEM)
     ]

@@ -16,6 +16,7 @@ import xxhash
 from expert_daemon.checksums import Checksums
 from expert_daemon.copies import HOME, MIRROR, Copies
 from expert_daemon.direct_io import aligned_buffer
+from expert_daemon.log import flush
 from expert_daemon.range_reader import RangeReader
 from expert_daemon.read_plan import MAX_PARTS, Fragment
 from expert_daemon.reader import AT_ONCE, ExpertReader, ReadResult
@@ -215,6 +216,7 @@ def test_what_cannot_be_read_at_home_comes_from_the_mirror(harness, capfd):
         assert result.code == "", result.text
         assert found == h.wanted(0)
     assert h.reader.n_fallbacks == 1  # then it is asked first
+    flush()
     line = capfd.readouterr().err
     assert "layer 3 expert 0" in line
     assert "experts.bin" in line
@@ -467,6 +469,7 @@ def test_a_file_system_without_direct_reads_is_read_buffered_with_one_line(capfd
         source = FileSource([Shard(Path(file.name), 10_000)] * 2, direct=True)
         memory = aligned_buffer(4096)
         RangeReader(source).read_range(0, 5, memory, n_bytes=100, align=source.alignment(0))
+        flush()
         lines = capfd.readouterr().err.splitlines()
         assert len(lines) <= 1  # none where tmpfs has learnt direct reads
         source.close()

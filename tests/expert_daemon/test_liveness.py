@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from expert_daemon.liveness import Liveness
+from expert_daemon.log import flush
 from expert_daemon.sessions import Session, Sessions
 from protocol.wire.messages import Ping
 
@@ -52,6 +53,7 @@ def test_an_unanswered_ping_makes_it_stuck_after_ten_seconds_until_it_is_heard(c
     assert rig.sessions.engine is rig.all[0]
     rig.liveness.heard(rig.all[0])
     assert rig.sessions.stuck == []
+    flush()
     text = capfd.readouterr().err
     assert text.count("engine of pid 1000 has not answered a Ping for 10 s: stuck") == 1
     assert text.count("answers again") == 1

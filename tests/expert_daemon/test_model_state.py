@@ -7,6 +7,7 @@ import pytest
 
 from expert_daemon.checksums import Checksums
 from expert_daemon.copies import MIRROR
+from expert_daemon.log import flush
 from expert_daemon.model_state import ModelState, pack_state, shards_stamp, unpack_state
 from expert_daemon.quarantine import Entry, Quarantine
 from protocol.files.safetensors_index import Shard
@@ -29,6 +30,7 @@ def test_another_model_finds_nothing_and_changed_shards_void_what_was_true_of_th
     assert ModelState(state_dir, OTHER, 5).read("hot") is None
     changed = ModelState(state_dir, MODEL, 6)
     assert changed.read("hot") is None
+    flush()
     assert "the shards have changed since" in capfd.readouterr().err
     assert changed.read("hot", stamped=False) == b"abc"
 
@@ -45,6 +47,7 @@ def test_a_damaged_file_counts_as_absent(state_dir, at, capfd):
     assert found is None
     path.write_bytes(raw[:20])
     assert state.read("checksums") is None
+    flush()
     assert "not used" in capfd.readouterr().err
 
 
@@ -65,6 +68,7 @@ def test_a_state_directory_that_cannot_be_written_is_logged_once(tmp_path, capfd
     state = ModelState(file, MODEL, 5)
     assert not state.write("checksums", b"abc")
     assert not state.write("checksums", b"abc")
+    flush()
     assert capfd.readouterr().err.count("not saved") == 1
 
 
@@ -125,6 +129,7 @@ def test_a_quarantine_outlives_the_daemon_until_it_is_lifted(state_dir, capfd):
     entry = Entry(3, 1, "/m/a.safetensors", 4096, "layer 3 expert 1: /m/a: read twice")
     quarantine.add(entry)
     quarantine.add(Entry(3, 1, "/m/other", 1, "later"))
+    flush()
     assert capfd.readouterr().err == "quarantined: layer 3 expert 1: /m/a: read twice\n"
     again = Quarantine(4, 4, state())
     assert again.entries() == [entry]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from expert_daemon.checksums import slot_checksum
+from expert_daemon.log import flush
 from expert_daemon.metrics import Counters
 from expert_daemon.rehash import Rehash
 from expert_daemon.suspects import Suspects
@@ -71,6 +72,7 @@ def test_after_a_death_every_slot_is_hashed_and_good_ones_stay(world, capfd):
     assert world.counters.hash_mismatches == 0
     assert all(16 + expert in world.verified for expert in range(5))
     assert len(world.rig.resident()) == 5
+    flush()
     assert "hashing 5 experts again" in capfd.readouterr().err
 
 
@@ -82,6 +84,7 @@ def test_a_damaged_slot_leaves_the_table_and_is_read_again(world, capfd):
     assert world.counters.hash_mismatches == 1
     assert world.slot(3) == -1
     assert world.rig.memory.headers["state"][slot] == SlotState.RETIRING
+    flush()
     assert "layer 1 expert 3" in capfd.readouterr().err
     world.rig.applied = world.rig.cache.table_version
     (load,) = world.rig.ask(1, [3])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from expert_daemon import trace as recording
+from expert_daemon.log import flush
 from expert_daemon.routing_trace import TraceShape
 from expert_daemon.trace import TraceRecorder, Tracing
 from expert_daemon.trace_file import TraceFile, read_trace
@@ -75,6 +76,7 @@ def test_a_disk_that_fails_ends_the_trace_and_nothing_else(path, monkeypatch, ca
     recorder.record(1, PICKS)
     recorder.close()
     assert (recorder.n_steps, recorder.n_dropped) == (0, 2)
+    flush()
     assert "No space left on device; nothing more is recorded" in capfd.readouterr().err
 
 
@@ -89,6 +91,7 @@ def test_a_disk_that_hangs_is_not_waited_for(path, monkeypatch, capfd):
     recorder.close()
     assert time.monotonic() - began < 5
     answers.set()
+    flush()
     assert "the disk does not answer" in capfd.readouterr().err
 
 

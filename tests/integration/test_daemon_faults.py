@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from expert_daemon.log import flush
 from protocol.errors import ShardError
 from protocol.files.checkpoint import open_checkpoint
 from protocol.wire.client import ExpertClient
@@ -213,6 +214,7 @@ def test_a_slow_read_is_hedged_and_the_late_one_never_publishes(
         assert load(engine, 1, (3,)).slots == (slot,)
         assert slot_bytes(engine, slot) == wanted
         daemon.daemon.cache.check()
+    flush()
     lines = [line for line in capfd.readouterr().err.splitlines() if "not back" in line]
     assert len(lines) == 1
     assert "layer 1 expert 3" in lines[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -199,6 +200,28 @@ def test_a_signal_ends_the_daemon_in_order_and_its_clients_are_told(
         engine.miss(0, (1, 2))
     engine.close()
     assert daemon.log.read_text().splitlines()[-1] == "stopped"
+
+
+@pytest.mark.timeout(30)
+def test_a_log_that_nobody_reads_keeps_neither_the_daemon_nor_its_end(
+    model, checkpoint, runtime_dir
+):
+    daemon = DaemonProcess(model, runtime_dir)
+    os.mkfifo(daemon.log)
+    reads = os.open(daemon.log, os.O_RDONLY | os.O_NONBLOCK)
+    full = os.open(daemon.log, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            while os.write(full, bytes(4096)):
+                pass
+        daemon.start(timeout=5)
+        with engine_of(runtime_dir, checkpoint) as engine:
+            load(engine, 0, (1, 2))
+        assert daemon.stop() == 0
+    finally:
+        os.close(reads)
+        os.close(full)
+        daemon.close()
 
 
 def test_a_read_that_never_returns_does_not_keep_the_daemon(model, checkpoint, runtime_dir):

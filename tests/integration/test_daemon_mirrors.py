@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from expert_daemon.log import flush
 from protocol.files.checkpoint import open_checkpoint, resolve_model
 from protocol.wire.client import ExpertClient
 from tests.support.fake_checkpoint import write_fake_checkpoint
@@ -159,6 +160,7 @@ def test_a_mirror_that_is_gone_is_told_once_and_does_without(official, packed, r
         engine_of(daemon, checkpoint) as engine,
     ):
         load_all(engine, open_checkpoint(official))
+    flush()
     lines = capfd.readouterr().err.splitlines()
     assert len([line for line in lines if "mirror not used for layer 1" in line]) == 1
 

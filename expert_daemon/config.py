@@ -110,7 +110,8 @@ OPTIONS = {
     "metrics": "serve Prometheus metrics at 127.0.0.1:PORT or unix:/PATH (default: nowhere)",
     "no_save": "write nothing into the state directory",
     "trace": "record each step's picks into this file, for `headrace simulate`",
-    "trace_size": "size at which the trace becomes FILE.1, of which 7 are kept (default: 64MiB)",
+    "trace_size": "size, 1GiB at most, at which the trace becomes FILE.1, of which 7 are kept"
+    " (default: 64MiB)",
     "allowed_uids": "further user ids that may attach, separated by commas",
 }
 

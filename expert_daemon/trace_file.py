@@ -1,35 +1,35 @@
 """Routing traces on disk: one file that grows, older parts beside it, and reading them back.
 
 FILE is written; once it would grow beyond its limit it becomes FILE.1, FILE.1 becomes FILE.2, and
-so on; parts beyond the last are deleted. A block is one write: a process that dies leaves at most
-one torn block, which its successor cuts off before it goes on in the same file.
+so on up to the first name that is free; the last is overwritten. A block is one write: a process
+that dies leaves at most one torn block, which its successor cuts off before it goes on in the same
+file. One that dies between two renames leaves a free name, which the next rotation fills.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import stat
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from protocol.errors import ConfigError
 from protocol.files.block_file import losses
+from protocol.files.plain_file import open_plain, read_first
 
 from .routing_trace import RoutingTrace, TraceShape
 from .trace_format import (
     HEADER_BYTES,
     MAGIC,
-    Found,
     Step,
     decode_blocks,
     decode_header,
     encode_blocks,
     encode_header,
 )
+from .trace_parts import MOST_PART_BYTES, find_parts, next_number, older_path, read_blocks
 
 MAX_BYTES = 64 << 20
 N_OLD_PARTS = 7
@@ -48,8 +48,8 @@ class TraceFile:
     ) -> None:
         """Go on in `path` where it is a trace of the same model, else begin a new file.
 
-        A trace of another model becomes an older part. Raises ConfigError where `path` is
-        something else, cannot be written, or is being written by another process.
+        A trace of another model, or one that is full, becomes an older part. Raises ConfigError
+        where `path` is something else, cannot be written, or is being written by another process.
         """
         self.path = path
         self.n_bytes = 0
@@ -57,9 +57,15 @@ class TraceFile:
         self._max_bytes = max_bytes
         self._n_old_parts = n_old_parts
         self._part = 0
+        if max_bytes > MOST_PART_BYTES:
+            text = f"trace {path}: parts of {max_bytes} bytes, the most is {MOST_PART_BYTES}"
+            raise ConfigError(text)
         self._descriptor = self._open()
         try:
             self._go_on()
+        except OSError as error:
+            os.close(self._descriptor)
+            raise ConfigError(f"trace {path}: {error.strerror}") from error
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -76,36 +82,28 @@ class TraceFile:
         os.close(self._descriptor)
 
     def _open(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
-        try:
-            descriptor = os.open(self.path, flags, 0o600)
-        except OSError as error:
-            raise ConfigError(f"trace {self.path}: {error.strerror}") from error
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise ConfigError(f"trace {self.path}: not a plain file")
+        where = f"trace {self.path}"
+        descriptor = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, where=where)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
-            text = f"trace {self.path}: another process writes it ({error.strerror})"
-            raise ConfigError(text) from error
+            raise ConfigError(f"{where}: another process writes it ({error.strerror})") from error
         return descriptor
 
     def _go_on(self) -> None:
-        try:
-            data = self.path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"trace {self.path}: {error.strerror}") from error
-        if len(data) < HEADER_BYTES and MAGIC.startswith(data[: len(MAGIC)]):
+        header = read_first(self._descriptor, HEADER_BYTES)
+        if len(header) < HEADER_BYTES and MAGIC.startswith(header[: len(MAGIC)]):
+            self._part = next_number(self.path)
             os.ftruncate(self._descriptor, 0)
             self._begin()
             return
-        shape, self._part = decode_header(data, f"trace {self.path}")
-        if shape != self._shape:
+        shape, self._part = decode_header(header, f"trace {self.path}")
+        n_bytes = os.fstat(self._descriptor).st_size
+        if shape != self._shape or n_bytes > max(self._max_bytes, MAX_BYTES):
             self._rotate()
             return
-        self.n_bytes = decode_blocks(data, shape).end
+        self.n_bytes = decode_blocks(read_first(self._descriptor, n_bytes), shape).end
         os.ftruncate(self._descriptor, self.n_bytes)
 
     def _begin(self) -> None:
@@ -113,10 +111,10 @@ class TraceFile:
         self._append(encode_header(self._shape, self._part, _now_ms()))
 
     def _rotate(self) -> None:
-        parts = [self.path, *(_older(self.path, n) for n in range(1, self._n_old_parts + 1))]
-        for newer, older in reversed(list(pairwise(parts))):
-            if newer.exists():
-                newer.replace(older)
+        names = [self.path, *(older_path(self.path, n) for n in range(1, self._n_old_parts + 1))]
+        free = next((n for n, name in enumerate(names) if not name.exists()), self._n_old_parts)
+        for number in range(free, 0, -1):
+            names[number - 1].replace(names[number])
         if self._n_old_parts == 0:
             self.path.unlink(missing_ok=True)
         full, self._descriptor = self._descriptor, self._open()
@@ -136,35 +134,25 @@ class TraceFile:
         self.n_bytes += len(data)
 
 
-def trace_parts(path: Path) -> list[Path]:
-    """The files of a trace, the oldest first, `path` itself last."""
-    parts = [path]
-    while (older := _older(path, len(parts))).exists():
-        parts.append(older)
-    return parts[::-1]
-
-
 def read_trace(path: Path) -> tuple[RoutingTrace, list[str]]:
     """Return a trace with its older parts, and what was left out of it, a line each.
 
-    Raises ConfigError where `path` cannot be read or is no trace. An older part of another model,
-    or one that is damaged throughout, is left out with all parts before it.
+    Raises ConfigError where `path` cannot be read or is no trace; `find_parts` says which older
+    parts are left out.
     """
-    shape, found = _read_part(path)
-    parts = [found]
-    notes = losses(path, found)
-    for older in trace_parts(path)[-2::-1]:
+    parts, notes = find_parts(path)
+    steps: list[Step] = []
+    for part in parts:
         try:
-            other, found = _read_part(older)
+            found = read_blocks(part)
         except ConfigError as error:
-            notes.append(f"{error}: left out, and what is older")
-            break
-        if other != shape:
-            notes.append(f"{older}: of another model: left out, and what is older")
-            break
-        parts.append(found)
-        notes += losses(older, found)
-    return _joined(shape, [step for part in reversed(parts) for step in part.steps]), notes
+            if part is parts[-1]:
+                raise
+            notes.append(f"{error}: left out")
+            continue
+        notes += losses(part.path, found)
+        steps += found.steps
+    return _joined(parts[-1].shape, steps), notes
 
 
 def write_trace(path: Path, trace: RoutingTrace) -> int:
@@ -184,15 +172,6 @@ def write_trace(path: Path, trace: RoutingTrace) -> int:
         raise ConfigError(f"{path}: {error.strerror}") from error
 
 
-def _read_part(path: Path) -> tuple[TraceShape, Found]:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    shape, _ = decode_header(data, str(path))
-    return shape, decode_blocks(data, shape)
-
-
 def _joined(shape: TraceShape, steps: list[Step]) -> RoutingTrace:
     keys = [step.keys for step in steps]
     lengths = np.array([len(one) for one in keys], np.int64)
@@ -202,10 +181,6 @@ def _joined(shape: TraceShape, steps: list[Step]) -> RoutingTrace:
         np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
         np.array([step.is_token for step in steps], np.bool_),
     )
-
-
-def _older(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}")
 
 
 def _now_ms() -> int:

@@ -6,6 +6,7 @@ picked, the share that its router picks of the input d layers before.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
-from protocol.files.guess_format import FoundGuesses, GuessShape, decode_blocks, decode_header
+from protocol.files.guess_format import (
+    HEADER_BYTES,
+    FoundGuesses,
+    GuessShape,
+    decode_blocks,
+    decode_header,
+)
+from protocol.files.plain_file import open_plain, read_first
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,11 +59,14 @@ class Recall:
 
 def read_guesses(path: Path) -> tuple[GuessShape, FoundGuesses]:
     """Return what a file holds. Raises ConfigError where it is none, or holds no token."""
+    descriptor = open_plain(path, where=str(path))
     try:
-        data = path.read_bytes()
+        shape = decode_header(read_first(descriptor, HEADER_BYTES), str(path))
+        data = read_first(descriptor, os.fstat(descriptor).st_size)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    shape = decode_header(data, str(path))
+    finally:
+        os.close(descriptor)
     found = decode_blocks(data, shape)
     if not len(found.records):
         raise ConfigError(f"{path}: no token in it")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from expert_daemon.routing_trace import TraceShape
 from expert_daemon.synthetic_trace import synthetic_trace
-from expert_daemon.trace_file import TraceFile, read_trace, trace_parts, write_trace
+from expert_daemon.trace_file import TraceFile, read_trace, write_trace
 from expert_daemon.trace_format import HEADER_BYTES, Step, encode_blocks
+from expert_daemon.trace_parts import trace_parts
 from protocol.errors import ConfigError
 
 SHAPE = TraceShape(2, 10, 2, expert_bytes=100, slot_bytes=4096, fingerprint=b"0123456789abcdef")
@@ -192,11 +194,115 @@ def test_damage_is_told_with_its_file_and_size(path):
     assert read_trace(path)[1] == [f"{path}: {one} damaged bytes left out"]
 
 
-def test_an_older_part_that_is_no_trace_ends_the_history(path):
+def parts_of_one_step(path, n_parts):
+    """A trace file whose every step is a part, `n_parts` of them; n_parts - 1 are older ones."""
+    file = TraceFile(path, SHAPE, max_bytes=HEADER_BYTES + len_of_block())
+    for n in range(n_parts):
+        file.write([step(n)])
+    return file
+
+
+def test_a_part_that_is_no_trace_or_gone_is_told_and_the_older_ones_are_read(path):
+    parts_of_one_step(path, 6).close()
+    path.with_name("picks.trace.1").write_text("something else")
+    path.with_name("picks.trace.3").unlink()
+    path.with_name("picks.trace.4").unlink()
+    trace, notes = read_trace(path)
+    assert len(trace) == 3
+    assert firsts(path) == [0, 3, 5]
+    assert notes == [
+        f"{path}.1: not a routing trace, it begins with b'somethin': left out",
+        f"{path}: parts missing between picks.trace.5 and picks.trace.2: 2",
+        f"{path}: parts missing between picks.trace.2 and picks.trace: 1",
+    ]
+
+
+def test_parts_are_in_the_order_of_their_numbers_and_none_counts_twice(path):
+    parts_of_one_step(path, 4).close()
+    path.with_name("picks.trace.2").rename(path.with_name("picks.trace.40"))
+    path.with_name("picks.trace.9").write_bytes(path.with_name("picks.trace.1").read_bytes())
+    path.with_name("picks.trace.01").write_text("not one of its names")
+    assert firsts(path) == [0, 1, 2, 3]
+    assert read_trace(path)[1] == [f"{path}.9: the same part as {path}.1: left out"]
+
+
+@pytest.mark.parametrize("n_renames", range(8))
+def test_a_death_within_a_rotation_loses_no_part_and_the_next_fills_the_gap(
+    path, monkeypatch, n_renames
+):
+    file = parts_of_one_step(path, 7)
+    left = [n_renames]
+    replace = type(path).replace
+
+    def replace_and_die(self, to):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return replace(self, to)
+
+    monkeypatch.setattr(type(path), "replace", replace_and_die)
+    if n_renames == 7:
+        monkeypatch.setattr(file, "_open", lambda: replace_and_die(path, path))
+    with pytest.raises(KeyboardInterrupt):
+        file.write([step(7)])
+    monkeypatch.undo()
+    file.close()
+    if n_renames == 7:
+        assert read_trace(path)[1] == [f"{path}: no such file, only its older parts"]
+    assert firsts(path) == list(range(7))
+    file = TraceFile(path, SHAPE, max_bytes=HEADER_BYTES + len_of_block())
+    file.write([step(7)])
+    assert (firsts(path), read_trace(path)[1]) == (list(range(8)), [])
+    file.write([step(8)])
+    assert (firsts(path), read_trace(path)[1]) == (list(range(1, 9)), [])
+    assert len(trace_parts(path)) == 8
+    file.close()
+
+
+def test_a_pipe_a_device_and_a_name_that_is_none_are_refused_at_once(path):
+    os.mkfifo(path)
+    for file in (path, Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="not a plain file"):
+            read_trace(file)
+    for name in ("a\0b", "a\nb", "a\x85b", "a\udcffb"):
+        for use in (read_trace, lambda file: TraceFile(file, SHAPE)):
+            with pytest.raises(ConfigError, match="no control characters"):
+                use(path.with_name(name))
+    with pytest.raises(ConfigError, match="at most 4095 bytes"):
+        TraceFile(path / ("x/" * 3000), SHAPE)
+
+
+def test_of_a_file_that_is_no_trace_only_the_first_bytes_are_read(path, monkeypatch):
+    asked = []
+    pread = os.pread
+
+    def counted(descriptor, n_bytes, place):
+        asked.append(n_bytes)
+        return pread(descriptor, n_bytes, place)
+
+    monkeypatch.setattr(os, "pread", counted)
+    with path.open("wb") as file:
+        file.truncate(200 << 30)
+    for use in (read_trace, lambda file: TraceFile(file, SHAPE)):
+        with pytest.raises(ConfigError, match="not a routing trace"):
+            use(path)
+    assert sum(asked) == 2 * HEADER_BYTES
+    assert path.stat().st_size == 200 << 30
+
+
+def test_a_trace_larger_than_a_part_may_be_is_not_read(path):
     TraceFile(path, SHAPE).close()
-    path.with_name(path.name + ".1").write_text("something else")
-    _, notes = read_trace(path)
-    assert "not a routing trace" in notes[0]
+    os.truncate(path, 200 << 30)
+    with pytest.raises(ConfigError, match=r"214748364800 bytes, a part has 1073741824 at most"):
+        read_trace(path)
+    file = TraceFile(path, SHAPE)
+    file.write([step(1)])
+    file.close()
+    assert path.with_name("picks.trace.1").stat().st_size == 200 << 30
+    assert firsts(path) == [1]
+    assert "a part has 1073741824 at most: left out" in read_trace(path)[1][0]
+    with pytest.raises(ConfigError, match="the most is 1073741824"):
+        TraceFile(path, SHAPE, max_bytes=(1 << 30) + 1)
 
 
 def test_a_made_up_trace_is_written_once_and_read_back(path):

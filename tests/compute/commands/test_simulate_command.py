@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,16 @@ def test_what_cannot_be_is_refused_in_one_line(trace, capsys, arguments, text):
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
     assert text in err
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("flags", [(), ("--predictions",)])
+def test_a_pipe_is_refused_at_once(tmp_path, capsys, flags):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    status, out, err = run(capsys, *flags, str(pipe))
+    assert (status, out) == (2, "")
+    assert "not a plain file" in err
 
 
 def test_a_plot_without_matplotlib_says_how_to_get_it(trace, tmp_path, capsys, monkeypatch):

@@ -32,9 +32,10 @@ class RowDesk:
         if not 1 <= n_rows <= self._rows.max_rows:
             text = f"{n_rows} rows, wanted 1 to {self._rows.max_rows}"
             raise RequestRefused("limit", f"row request {message.request}: {text}")
+        is_engines = session.role == "engine"
+        self._rows.request(session.number, message.request, wanted, is_engines=is_engines)
         self._counters.row_requests += 1
         self._counters.rows += n_rows
-        self._rows.request(session.number, message.request, wanted)
 
     def _check(self, request: int, table: int, rows: npt.NDArray[np.uint32]) -> None:
         tables = self._rows.tables

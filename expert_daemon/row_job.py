@@ -22,6 +22,7 @@ class RowJob:
     request: int
     wanted: Wanted  # as asked for, duplicates and all
     n_rows: int
+    is_engines: bool  # else a reader's
     position: int = -1
     n_unread: int = 0  # batches that have not been read yet
     is_ready: bool = False

@@ -15,13 +15,17 @@ class RowRing:
         """Rows that are free, in however many regions."""
         return sum(n_rows for _, n_rows in self._free)
 
-    def take(self, n_rows: int) -> int | None:
-        """Return the position of a region that was free, or None where none is large enough."""
+    def take(self, n_rows: int, first: int = 0) -> int | None:
+        """Return the position of a region that was free, or None where none is large enough.
+
+        first  ring row before which nothing is taken
+        """
         for index, (position, n_free) in enumerate(self._free):
-            if n_free >= n_rows:
-                rest = (position + n_rows, n_free - n_rows)
-                self._free[index : index + 1] = [rest] if rest[1] else []
-                return position
+            start, end = max(position, first), position + n_free
+            if end - start >= n_rows:
+                rest = [(position, start - position), (start + n_rows, end - start - n_rows)]
+                self._free[index : index + 1] = [part for part in rest if part[1]]
+                return start
         return None
 
     def give(self, position: int, n_rows: int) -> None:

@@ -5,8 +5,9 @@ loop's thread; what is not cached is read by ReaderThreads and comes back throug
 `wake` was called once.
 
 Invariants: a ring region belongs to one request until its RowsDone, or its client's end, and until
-no read into it is outstanding. Requests that do not fit wait in order and are not overtaken. The
-cache and its bytes are used under one lock.
+no read into it is outstanding. Requests that do not fit wait in order and are overtaken by none of
+their own role. Readers never have the room that the engine's largest request takes. What a session
+may hold is limited. The cache and its bytes are used under one lock.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from protocol.wire.limits import MOST_ROWS
+from protocol.wire.limits import MOST_ROW_REQUESTS, MOST_ROWS
 
 from .direct_io import bounce_buffer
+from .outcome import RequestRefused
 from .reader_threads import Lane, ReaderThreads
 from .row_cache import RowCache
 from .row_column import Integers
@@ -32,7 +34,7 @@ from .row_table import MAX_BATCH_BYTES, RowFault, RowTable
 from .source import Bytes
 
 ROW_THREADS = 2  # each has as many reads outstanding as its queue takes
-FEW_ROWS = 128  # they are looked up at once and read before larger requests
+FEW_ROWS = 128  # they are looked up at once and read before readers' larger requests
 MAX_FAULTS_LISTED = 64
 
 
@@ -66,6 +68,7 @@ class EngramRows:
         self.counts = RowCounts()
         n_regions = len(ring) - n_cached
         self._max_rows = most_rows(len(ring))
+        self._max_requests = MOST_ROW_REQUESTS * len(self.tables)
         self._ring = ring[:n_regions]
         self._cached = ring[n_regions:]
         self._cache = RowCache(n_cached)
@@ -74,8 +77,9 @@ class EngramRows:
         self._awake = False
         self._lock = threading.Lock()
         self._bounce = bounce_buffer(MAX_BATCH_BYTES if tables else 1)
-        self._jobs: dict[tuple[int, int], RowJob] = {}
-        self._waiting: deque[RowJob] = deque()
+        self._jobs: dict[int, dict[int, RowJob]] = {}  # by session and request
+        self._engines_waiting: deque[RowJob] = deque()
+        self._readers_waiting: deque[RowJob] = deque()
         self._read: deque[RowJob] = deque()
 
     @property
@@ -88,24 +92,29 @@ class EngramRows:
         """Rows in the cache."""
         return self._cache.n_held
 
-    def request(self, session: int, request: int, wanted: Wanted) -> None:
+    def request(self, session: int, request: int, wanted: Wanted, *, is_engines: bool) -> None:
         """Begin to read; the same request again is announced again where it is ready.
 
         The caller has checked the tables and that every row number is below its table's n_rows.
+        Raises RequestRefused where too many of the session are not done.
         """
-        job = self._jobs.get((session, request))
+        jobs = self._jobs.get(session, {})
+        job = jobs.get(request)
         if job is None:
+            if len(jobs) >= self._max_requests:
+                text = f"{len(jobs)} are not done, wanted fewer than {self._max_requests}"
+                raise RequestRefused("limit", f"row request {request}: {text}")
             n_rows = sum(len(rows) for _, rows in wanted)
-            job = RowJob(session, request, wanted, n_rows)
-            self._jobs[session, request] = job
-            self._waiting.append(job)
+            job = RowJob(session, request, wanted, n_rows, is_engines)
+            self._jobs.setdefault(session, jobs)[request] = job
+            self._waiting_with(job).append(job)
             self._start_waiting()
         elif job.is_ready:
             self._read.append(job)
 
     def done(self, session: int, request: int) -> None:
         """The client has copied the rows, or does not want them any more."""
-        job = self._jobs.pop((session, request), None)
+        job = self._jobs.get(session, {}).pop(request, None)
         if job is not None:
             self._give_up(job)
             self._start_waiting()
@@ -115,7 +124,7 @@ class EngramRows:
 
         None where there is no such request.
         """
-        job = self._jobs.get((session, request))
+        job = self._jobs.get(session, {}).get(request)
         if job is None:
             return None
         if job.is_ready:
@@ -126,8 +135,8 @@ class EngramRows:
 
     def client_gone(self, session: int) -> None:
         """Free everything of a session, once its outstanding reads have returned."""
-        for key in [key for key in self._jobs if key[0] == session]:
-            self._give_up(self._jobs.pop(key))
+        for job in self._jobs.pop(session, {}).values():
+            self._give_up(job)
         self._start_waiting()
 
     def drain(self) -> list[RowJob]:
@@ -152,24 +161,33 @@ class EngramRows:
     def _give_up(self, job: RowJob) -> None:
         job.is_given_up = True
         if job.position < 0:
-            self._waiting.remove(job)
+            self._waiting_with(job).remove(job)
         elif job.is_ready:
             self._regions.give(job.position, job.n_rows)
 
+    def _waiting_with(self, job: RowJob) -> deque[RowJob]:
+        return self._engines_waiting if job.is_engines else self._readers_waiting
+
     def _start_waiting(self) -> None:
-        while self._waiting:
-            position = self._regions.take(self._waiting[0].n_rows)
-            if position is None:
-                return
-            job = self._waiting.popleft()
-            job.position = position
-            self._start(job)
+        """Start what there is room for, the engine's first.
+
+        A reader that never says RowsDone must not keep the engine waiting: the first rows of the
+        ring, as many as a request may have, are not for readers.
+        """
+        for waiting, first in ((self._engines_waiting, 0), (self._readers_waiting, self._max_rows)):
+            while waiting:
+                position = self._regions.take(waiting[0].n_rows, first)
+                if position is None:
+                    break
+                job = waiting.popleft()
+                job.position = position
+                self._start(job)
 
     def _start(self, job: RowJob) -> None:
         self.counts.rows += job.n_rows
         if job.n_rows > FEW_ROWS:
             job.n_unread = 1
-            self.threads.submit(Lane.FETCH, partial(self._begin, job))
+            self.threads.submit(_lane_of(job), partial(self._begin, job))
             return
         absent = self._copy_cached(job)
         if absent is None:
@@ -178,7 +196,7 @@ class EngramRows:
         batches = [one for one in self._batches(job, absent) if not self._read_now(one)]
         job.n_unread = len(batches)
         for batch in batches:
-            self.threads.submit(Lane.DEMAND, partial(self._read_batch, job, batch, False))
+            self.threads.submit(_lane_of(job), partial(self._read_batch, job, batch, False))
         if not batches:
             self._read.append(job)
 
@@ -210,7 +228,7 @@ class EngramRows:
         with self._lock:
             job.n_unread += len(batches)
         for batch in batches:
-            self.threads.submit(Lane.FETCH, partial(self._read_batch, job, batch, True))
+            self.threads.submit(_lane_of(job), partial(self._read_batch, job, batch, True))
         self._end_batch(job, [])
 
     def _read_now(self, batch: RowBatch) -> bool:
@@ -270,6 +288,10 @@ class EngramRows:
         if not self._awake:
             self._awake = True
             self._wake()
+
+
+def _lane_of(job: RowJob) -> Lane:
+    return Lane.DEMAND if job.is_engines or job.n_rows <= FEW_ROWS else Lane.FETCH
 
 
 def serve_rows(tables: Sequence[RowTable], ring: Bytes, wake: Callable[[], None]) -> EngramRows:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from expert_daemon import row_table
+from expert_daemon.outcome import RequestRefused
 from expert_daemon.range_reader import RangeReader
 from expert_daemon.reader_threads import ReaderThreads
 from expert_daemon.row_table import MAX_BATCH_BYTES, RowTable
@@ -15,6 +16,7 @@ from expert_daemon.rows import EngramRows
 from expert_daemon.source import FileSource
 from protocol.files.safetensors_index import Shard
 from protocol.files.slice_map import ByteRange, EngramTable
+from protocol.wire.limits import MOST_ROW_REQUESTS
 from tests.support.faulty_source import Faults, FaultySource, overlaps
 
 pytestmark = pytest.mark.timeout(60)
@@ -63,8 +65,9 @@ class Harness:
                 return jobs
         return []
 
-    def ask(self, numbers, request=1, session=1):
-        self.rows.request(session, request, [(0, np.asarray(numbers, np.uint32))])
+    def ask(self, numbers, request=1, session=1, *, is_engines=True):
+        wanted = [(0, np.asarray(numbers, np.uint32))]
+        self.rows.request(session, request, wanted, is_engines=is_engines)
 
     def read(self, numbers, request=1):
         self.ask(numbers, request)
@@ -129,6 +132,56 @@ def test_requests_wait_for_room_in_order(harness):
     while len(jobs) < 2:
         jobs += h.ready()
     assert sorted(job.request for job in jobs) == [2, 3]
+
+
+def test_readers_that_never_say_done_leave_the_engine_room_for_its_largest_request(harness):
+    h = harness()
+    most = h.rows.max_rows
+    for reader in range(2, 9):
+        h.ask(range(most), 1, session=reader, is_engines=False)
+    held: list[Any] = []
+    while len(held) < 3:
+        held += h.ready()
+    assert h.rows.drain() == []
+    kept = [h.ring[job.position : job.position + most].copy() for job in held]
+    for request in range(1, 5):
+        found, _ = h.read(range(request, request + most), request)
+        assert (found == h.wanted[request : request + most]).all()
+    for job, before in zip(held, kept, strict=True):  # and nobody wrote where they may read
+        assert (h.ring[job.position : job.position + most] == before).all()
+    h.rows.client_gone(held[0].session)
+    assert len(h.ready()) == 1
+
+
+def test_a_request_of_the_engine_is_served_before_those_of_readers_that_came_sooner(harness):
+    h = harness()
+    most = h.rows.max_rows
+    h.ask(range(4 * most), 1)
+    for reader in (2, 3):
+        h.ask(range(3 * most), 1, session=reader, is_engines=False)
+    h.ask(range(4 * most), 2)
+    order: list[Any] = []
+    while len(order) < 4:
+        (job,) = h.ready()
+        order.append((job.session, job.request))
+        h.rows.done(job.session, job.request)
+    assert order == [(1, 1), (1, 2), (2, 1), (3, 1)]
+
+
+def test_a_session_may_have_few_requests_that_are_not_done(harness):
+    h = harness()
+    most = h.rows.max_rows
+    for request in range(1, MOST_ROW_REQUESTS + 1):  # answered ones count, waiting ones too
+        h.ask(range(most), request, is_engines=False)
+    with pytest.raises(RequestRefused, match=f"{MOST_ROW_REQUESTS} are not done") as refused:
+        h.ask([1], 99, is_engines=False)
+    assert refused.value.reason == "limit"
+    h.ask(range(most), 1, is_engines=False)  # again
+    h.ask([1], 99, session=2, is_engines=False)
+    h.rows.done(1, MOST_ROW_REQUESTS)
+    h.ask([1], 100, is_engines=False)
+    h.rows.client_gone(1)
+    h.ask([1], 101, is_engines=False)
 
 
 def test_the_same_request_again_is_announced_again_and_reads_nothing(harness):
@@ -225,10 +278,10 @@ def test_requests_at_the_same_time_do_not_mix(harness):
     rng = np.random.default_rng(5)
     asked = {request: rng.integers(0, N_ROWS, 150) for request in range(1, 20)}
     for request, numbers in asked.items():
-        h.ask(numbers, request)
+        h.ask(numbers, 1, session=request)
     jobs: list[Any] = []
     while len(jobs) < len(asked):
         jobs += h.ready()
     for job in jobs:
         found = h.ring[job.position : job.position + job.n_rows]
-        assert (found == h.wanted[asked[job.request]]).all()
+        assert (found == h.wanted[asked[job.session]]).all()

@@ -15,6 +15,7 @@ from protocol.files.checkpoint import open_checkpoint
 from protocol.wire import messages as m
 from protocol.wire.client import ExpertClient
 from protocol.wire.codec import encode
+from protocol.wire.limits import MOST_ROW_REQUESTS
 from tests.support.fake_checkpoint import write_fake_checkpoint
 from tests.support.faulty_source import Faults, overlaps
 from tests.support.raw_client import RawClient, hello
@@ -159,6 +160,19 @@ def test_rows_that_do_not_exist_are_refused_and_the_daemon_goes_on(engine, check
     with pytest.raises(ProtocolError):
         engine.rows(7, [0])
     assert engine.ping() < 1000
+
+
+def test_readers_that_hold_all_the_rows_they_may_keep_no_engine_waiting(daemon, checkpoint):
+    with ExpertClient(daemon.runtime_dir) as reader, engine_of(daemon, checkpoint) as engine:
+        wanted = np.arange(reader.max_rows) % checkpoint.engram_tables[0].n_rows
+        most = MOST_ROW_REQUESTS * len(checkpoint.engram_tables)
+        handles = [reader.request_rows(0, wanted) for _ in range(most)]
+        with pytest.raises(ProtocolError, match=rf"limit.*{most} are not done"):
+            reader.rows(0, [0])
+        assert (engine.rows(0, wanted) == table_rows(checkpoint, 0, wanted)).all()
+        for handle in handles:
+            assert (reader.take_rows(handle) == table_rows(checkpoint, 0, wanted)).all()
+        reader.rows(0, [0])
 
 
 def test_a_second_engine_is_refused_until_the_first_has_left(daemon, checkpoint):

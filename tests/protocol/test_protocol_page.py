@@ -62,6 +62,7 @@ def test_page_states_versions_and_limits() -> None:
     assert f"{limits.MAX_VALUES:,} names of at most {limits.MAX_NAME}" in PAGE
     assert (limits.SEND_HIGH_WATER, limits.RECEIVE_HIGH_WATER) == (64, 1024)
     assert limits.MAX_PATH_BYTES == 100
+    assert f"at most {limits.MOST_ROW_REQUESTS} requests" in PAGE
     assert (limits.HELLO_MS, limits.MISS_MS, limits.ROWS_MS) == (5000, 30_000, 5000)
     assert (limits.CANCEL_MS, limits.STATS_MS, limits.ATTACH_MS) == (5000, 1000, 2000)
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from protocol.errors import ConfigError, HeadraceError
 from protocol.flag_parser import FlagParser
+from protocol.open_files import raise_descriptor_limit
 from protocol.setting_names import unknown_variables
 
 from .config import MODEL_OPTIONS, SERVICE_OPTIONS, add_config_arguments, load_config
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     add_config_arguments(parser, MODEL_OPTIONS + SERVICE_OPTIONS)
     args = parser.parse_args(arguments)
+    raise_descriptor_limit()
     logging.basicConfig(level=logging.INFO, format="compute: %(message)s", stream=sys.stderr)
     for line in unknown_variables(os.environ).values():
         sys.stderr.write(f"compute: {line}\n")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from compute.config import COMPUTE_KEYS
 from protocol.errors import ConfigError, HeadraceError
 from protocol.flag_parser import FlagParser
+from protocol.open_files import raise_descriptor_limit
 from protocol.setting_names import unknown_variables
 
 from .config import add_frontend_arguments, load_frontend_config
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config", metavar="FILE.toml", help="settings; flags win over it")
     add_frontend_arguments(parser)
     args = parser.parse_args(arguments)
+    raise_descriptor_limit()
     logging.basicConfig(level=logging.INFO, format="frontend: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it also tells of plain starts
     for line in unknown_variables(os.environ).values():

@@ -6,6 +6,7 @@ MAX_FRAME_BYTES = 1 << 20  # the codec refuses more, with an answer
 MAX_MESSAGE_BYTES = 16 << 20  # ZMQ_MAXMSGSIZE: beyond it the connection drops and nobody is told
 SEND_HIGH_WATER = 64  # frames
 RECEIVE_HIGH_WATER = 1024  # frames
+HANDSHAKE_MS = 2_000  # ZMQ_HANDSHAKE_IVL: who says nothing for so long is hung up on
 MAX_PATH_BYTES = 100  # of a socket's path
 
 MAX_LIST = 1 << 18  # entries of any list

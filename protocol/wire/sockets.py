@@ -15,7 +15,13 @@ import zmq
 
 from protocol.errors import ConfigError
 
-from .limits import MAX_MESSAGE_BYTES, MAX_PATH_BYTES, RECEIVE_HIGH_WATER, SEND_HIGH_WATER
+from .limits import (
+    HANDSHAKE_MS,
+    MAX_MESSAGE_BYTES,
+    MAX_PATH_BYTES,
+    RECEIVE_HIGH_WATER,
+    SEND_HIGH_WATER,
+)
 
 if TYPE_CHECKING:
     Context = zmq.Context[zmq.Socket[bytes]]
@@ -77,6 +83,7 @@ def open_router(context: Context, path: Path) -> Socket:
     router = context.socket(zmq.ROUTER)
     _set_common(router)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     try:
         router.bind(f"ipc://{path}")
         path.chmod(0o600)

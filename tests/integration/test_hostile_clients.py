@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import resource
+import socket
 import statistics
 import subprocess
 import sys
@@ -110,6 +112,36 @@ def test_who_never_reads_is_dropped_and_costs_a_few_milliseconds_a_second(
                     deaf.socket.send(frames[kind], zmq.NOBLOCK)
         n_periods = time.monotonic() - began + 2
         assert 0 < sum(waited) <= router.PATIENCE_S * n_periods
+
+
+def n_descriptors(pid):
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def test_silent_connections_beyond_the_usual_limit_end_no_daemon_and_are_dropped(
+    model, runtime_dir
+):
+    """ZeroMQ aborts its process where it cannot accept for want of a descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 128
+    n_silent = 3 * few
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+        daemon = stack.enter_context(daemon_process(model, runtime_dir))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        reader = stack.enter_context(ExpertClient(runtime_dir))
+        began = n_descriptors(daemon.pid)
+        for _ in range(n_silent):
+            silent = stack.enter_context(socket.socket(socket.AF_UNIX))
+            silent.connect(str(runtime_dir / "expertd.sock"))
+        reader.ping(5000)
+        ends = time.monotonic() + 15
+        while n_descriptors(daemon.pid) > began + few:
+            assert time.monotonic() < ends
+            time.sleep(0.1)
+        reader.ping(5000)
+        assert daemon.is_alive
 
 
 # a crowd, one of whom is malicious

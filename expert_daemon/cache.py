@@ -93,6 +93,11 @@ class SlotCache(EngineEvents):
         return self._serving.foresight.n_warm_left
 
     @property
+    def is_cut_short(self) -> bool:
+        """Whether there are keys to be warm that `go_on` would look at now."""
+        return self._serving.foresight.is_cut_short and not self.window_open
+
+    @property
     def hints_ended(self) -> bool:
         """Whether hints were of too little use to this engine to be followed further."""
         return self._serving.foresight.hints_ended
@@ -256,6 +261,10 @@ class SlotCache(EngineEvents):
         self._serving.settle()
 
     # what falls due
+
+    def go_on(self) -> None:
+        """Look at further keys to be warm, where nothing else happens."""
+        self._serving.settle()
 
     def drain(self) -> Outcome:
         """Loads to start and answers to send since the last call. Cheap when nothing happened."""

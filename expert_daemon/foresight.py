@@ -5,11 +5,15 @@ that is the readers'; what is to be warm takes what is free beyond the pool, and
 retired that are worth less. Keys of a step and layer that have passed are forgotten, and reads of
 them that nobody waits for are given up.
 
+One call looks at so many keys to be warm, whatever their number: `is_cut_short` says that another
+call would find more to do.
+
 Following hints stops by itself when fewer than half of those decided lately were of use.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
@@ -26,6 +30,7 @@ Moment = tuple[int, int]  # step, layer
 MOST_HINTS = 512  # keys remembered
 MOST_HINT_READS = 2
 MOST_WARM_READS = 8
+MOST_WARM_LOOKS = 64  # keys to be warm that one call looks at
 TRIAL = 128  # hints decided between two looks at their use
 
 
@@ -33,6 +38,15 @@ TRIAL = 128  # hints decided between two looks at their use
 class _UnderWay:
     load: Load
     moment: Moment
+
+
+@dataclass(frozen=True, slots=True)
+class _Floor:
+    """The residents of a room that would go next, what each is worth, and the lowest of that."""
+
+    victims: list[int]
+    worths: list[float]
+    lowest: float
 
 
 class Foresight:
@@ -50,6 +64,7 @@ class Foresight:
         self._moments: dict[int, Moment] = {}  # of keys read or being read, until it has passed
         self._decided = (0, 0)  # useful, all: at the last look
         self.hints_ended = False  # they were of too little use
+        self.is_cut_short = False  # the last `place` left keys to be warm that it may go on with
 
     @property
     def n_warm_left(self) -> int:
@@ -126,6 +141,7 @@ class Foresight:
 
     def place(self) -> None:
         """Begin what may be begun now; no window is open."""
+        self.is_cut_short = False
         if self._ahead:
             self._place_ahead()
         if self._hints:
@@ -167,8 +183,15 @@ class Foresight:
         return True
 
     def _place_warm(self) -> None:
+        """Look at the next keys; they come in the order of the files, so each may be worth more."""
         placement, book = self._parts.placement, self._parts.book
-        while self._warm and self._n_reads(Purpose.WARM) < MOST_WARM_READS:
+        n_reads, n_looks = self._n_reads(Purpose.WARM), 0
+        floors: dict[int, _Floor] = {}
+        while self._warm and n_reads < MOST_WARM_READS:
+            if n_looks == MOST_WARM_LOOKS:
+                self.is_cut_short = True
+                return
+            n_looks += 1
             key = self._warm[0]
             room = book.room_of(key)
             if not self._is_absent(key):
@@ -178,36 +201,51 @@ class Foresight:
                 slot = placement.take_free(key)
                 assert slot is not None
                 self._under_way[key] = _UnderWay(self._begin(key, slot, Purpose.WARM), (0, 0))
-            elif placement.n_beyond(room) or not self._make_room(room):
+                n_reads += 1
+            elif placement.n_beyond(room) or not self._make_room(room, floors):
                 return
 
     def _pass_over(self) -> None:
         self._warm.popleft()
         self._parts.counters.n_warm_passed += 1
 
-    def _make_room(self, room: int) -> bool:
+    def _make_room(self, room: int, floors: dict[int, _Floor]) -> bool:
         """Retire residents worth less than the next keys; whether there is anything to go on with.
 
         Slots are awaited together: each acknowledgement may take a step of the engine.
 
-        room  of the next key; those that follow it count as far as they are of the same
+        room    of the next key; those that follow it count as far as they are of the same
+        floors  those found before, by room; none once residents left
         """
-        book = self._parts.book
-        victims = self._parts.placement.lowest(MOST_WARM_READS, room)
-        wanted = takewhile(lambda key: book.room_of(key) == room, self._warm)
-        less = [v for v, key in zip(victims, wanted, strict=False) if self._is_less(v, key)]
+        if room not in floors:
+            floors[room] = self._find_floor(room)
+        less = self._worth_less(floors[room], room)
         if not less:
             self._pass_over()
             return True
+        floors.clear()
         self._parts.placement.retire(less)
         self._parts.free_retired()
-        return book.n_free(room) > self._parts.placement.free_pool
+        return self._parts.book.n_free(room) > self._parts.placement.free_pool
 
-    def _is_less(self, other: int, key: int) -> bool:
+    def _find_floor(self, room: int) -> _Floor:
+        victims = self._parts.placement.lowest(MOST_WARM_READS, room)
         residents = self._parts.residents
-        if other in residents.guests:
-            return True
-        return self._parts.policy.figures(key)[0] > residents.figures(other)[0]
+        guests = residents.guests
+        worths = [-math.inf if key in guests else residents.figures(key)[0] for key in victims]
+        return _Floor(victims, worths, min(worths, default=math.inf))
+
+    def _worth_less(self, floor: _Floor, room: int) -> list[int]:
+        """Residents worth less than the next keys; none where the first key is worth no more."""
+        if self._worth(self._warm[0]) <= floor.lowest:
+            return []
+        book = self._parts.book
+        wanted = takewhile(lambda key: book.room_of(key) == room, self._warm)
+        pairs = zip(floor.victims, floor.worths, wanted, strict=False)
+        return [victim for victim, worth, key in pairs if worth < self._worth(key)]
+
+    def _worth(self, key: int) -> float:
+        return self._parts.policy.figures(key)[0]
 
     def _is_absent(self, key: int) -> bool:
         parts = self._parts

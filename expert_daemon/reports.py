@@ -10,6 +10,7 @@ import numpy as np
 
 from protocol.wire.messages import KeyList, Keys, Ping, Pong, StatList, Stats
 
+from .advice_desk import AdviceDesk
 from .copies import COPY_NAMES
 from .outbox import Outbox
 from .quarantine import MOST_LISTED
@@ -23,10 +24,13 @@ KEY_RECORD = np.dtype([("layer", "<u2"), ("expert", "<u2"), ("slot", "<i4")])
 class Reports:
     """Answers Keys, Stats and Ping."""
 
-    def __init__(self, sessions: Sessions, outbox: Outbox, works: Works) -> None:
+    def __init__(
+        self, sessions: Sessions, outbox: Outbox, works: Works, advice: AdviceDesk
+    ) -> None:
         self._sessions = sessions
         self._outbox = outbox
         self._works = works
+        self._advice = advice
         self._cache = works.loading.cache
         self._started = time.monotonic()
         self._keys = b""  # what Keys was answered last, of table version `_keys_version`
@@ -76,7 +80,7 @@ class Reports:
             "table_version": self._cache.table_version,
             "n_resident": self._cache.n_resident,
             "n_loading": self._cache.n_loading,
-            "warm_left": self._cache.n_warm_left,
+            "warm_left": self._advice.n_warm_left,
             "hints_ended": int(self._cache.hints_ended),
             "queue_depth": works.threads.depth(),
             **{f"queue_{lane}": depth for lane, depth in works.threads.depths().items()},

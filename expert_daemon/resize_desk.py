@@ -17,6 +17,7 @@ from protocol.errors import ConfigError
 from protocol.sizes import format_size
 from protocol.wire.messages import Ack, Added, Cancel, Drop, Dropped, Resize, Resized
 
+from .advice_desk import AdviceDesk
 from .log import log
 from .outbox import Outbox
 from .sessions import Session, Sessions
@@ -47,12 +48,13 @@ class ResizeDesk:
         sessions: Sessions,
         outbox: Outbox,
         works: Works,
+        advice: AdviceDesk,
         loop: asyncio.AbstractEventLoop,
         settle: Callable[[], None],
     ) -> None:
         self._sessions = sessions
         self._outbox = outbox
-        self._works = works
+        self._advice = advice
         self._size = works.size
         self._cache = works.loading.cache
         self._loop = loop
@@ -161,15 +163,8 @@ class ResizeDesk:
         else:
             self._size.use(change.n_slots)
             self._size.release(change.n_slots, change.before)
-            self._warm_displaced()
+            self._advice.warm_displaced()
         self._end(change, "")
-
-    def _warm_displaced(self) -> None:
-        """Have read again, when idle, what was worth more than some of what is left."""
-        lost = self._cache.take_displaced()
-        if lost and not self._cache.n_warm_left:
-            lost = lost[: self._size.n_slots]
-            self._cache.warm(sorted(lost, key=self._works.reader.order))
 
     def _end(self, change: _Change, text: str) -> None:
         self._change = None

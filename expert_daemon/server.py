@@ -69,10 +69,10 @@ class Server:
         self._engines = EngineDesk(sessions, outbox, works)
         self._fetches = FetchDesk(sessions, outbox, works, loop, self.settle)
         self._rows = RowDesk(sessions, outbox, works)
-        self._advice = AdviceDesk(works)
-        self._resizes = ResizeDesk(sessions, outbox, works, loop, self.settle)
-        self._traces = TraceDesk(works.tracing, outbox)
-        self._reports = Reports(sessions, outbox, works)
+        self._advice = AdviceDesk(outbox, works, loop, self.settle)
+        self._resizes = ResizeDesk(sessions, outbox, works, self._advice, loop, self.settle)
+        self._traces = TraceDesk(sessions, outbox, works.tracing, loop)
+        self._reports = Reports(sessions, outbox, works, self._advice)
         self._fault_desk = FaultDesk(outbox, works)
         self._liveness = Liveness(sessions, outbox)
         self._admission = Admission(
@@ -114,6 +114,7 @@ class Server:
         self._rows.send_ready()
         self._engines.push_changes()
         self._resizes.advance()
+        self._advice.advance()
 
     def stop_receiving(self) -> None:
         """Take no further message; answers still go out."""

@@ -217,6 +217,74 @@ def test_warm_keys_worth_more_take_the_place_of_the_lowest_once_that_is_acknowle
     rig.cache.check()
 
 
+def count_looks(rig, monkeypatch):
+    """How often the lowest residents were looked up, and how many keys were looked at."""
+    foresight_of, counts = rig.cache._serving.foresight, {"lowest": 0, "keys": 0}
+    lowest, is_absent = rig.cache._parts.placement.lowest, foresight_of._is_absent
+
+    def counted_lowest(*args):
+        counts["lowest"] += 1
+        return lowest(*args)
+
+    def counted_keys(key):
+        counts["keys"] += 1
+        return is_absent(key)
+
+    monkeypatch.setattr(rig.cache._parts.placement, "lowest", counted_lowest)
+    monkeypatch.setattr(foresight_of, "_is_absent", counted_keys)
+    return counts
+
+
+def full_of_worth(n_experts):
+    """A cache whose residents are worth more than any other key."""
+    rig = Rig(8, free_pool=2, n_experts=n_experts)
+    for _ in range(3):
+        rig.get(0, range(6))
+        rig.ack()
+    return rig
+
+
+def test_one_call_looks_at_so_many_keys_to_be_warm_and_says_that_there_are_more(monkeypatch):
+    rig, most = full_of_worth(300), foresight.MOST_WARM_LOOKS
+    counts = count_looks(rig, monkeypatch)
+    assert warm(rig, [(1, expert) for expert in range(200)]) == []
+    assert counts == {"lowest": 1, "keys": most}
+    assert (rig.cache.is_cut_short, rig.cache.n_warm_left) == (True, 200 - most)
+    n_calls = 1
+    while rig.cache.is_cut_short:
+        rig.cache.go_on()
+        n_calls += 1
+    assert n_calls == -(-200 // most)
+    assert counts == {"lowest": n_calls, "keys": 200}
+    assert rig.cache.counters.n_warm_passed == 200
+    assert rig.cache.n_warm_left == 0
+
+
+def test_keys_to_be_warm_wait_for_the_end_of_a_window_without_being_asked_for():
+    rig = full_of_worth(300)
+    warm(rig, [(1, expert) for expert in range(200)])
+    (load,) = rig.ask(0, [9])
+    assert not rig.cache.is_cut_short
+    rig.cache.finish(load)
+    rig.take()
+    assert rig.cache.is_cut_short
+
+
+def test_a_key_worth_more_is_found_behind_those_worth_less():
+    rig = full_of_worth(300)
+    for _ in range(20):
+        rig.cache.touch(rig.step, np.array([[1, 150]], np.uint16))
+        rig.step += 1
+    warm(rig, [(1, expert) for expert in range(200)])
+    while rig.cache.is_cut_short:
+        rig.cache.go_on()
+    rig.ack()
+    rig.take()
+    finish_all(rig)
+    assert [key for key in rig.resident() if key[0] == 1] == [(1, 150)]
+    assert rig.cache.counters.n_warm == 1
+
+
 def test_another_warm_takes_the_place_of_the_last():
     rig = Rig(16, free_pool=0)
     loads = warm(rig, [(0, expert) for expert in range(12)])

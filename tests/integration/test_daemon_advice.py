@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
+from expert_daemon import advice_desk, foresight
 from protocol.errors import DaemonLost
 from protocol.files.checkpoint import open_checkpoint
 from protocol.wire.client import ExpertClient
@@ -98,6 +100,69 @@ def test_the_hottest_are_loaded_where_not_all_have_room(model, checkpoint, runti
         keys = keys_of(client)
         assert len(keys) >= client.welcome.n_slots * 3 // 4
         assert keys == set(EVERY_KEY[::-1][: len(keys)])
+
+
+def count_by_turn(monkeypatch, turn, piece):
+    """How often `piece`, (owner, name), was called in each call of `turn`."""
+    counts = []
+    whole, part = getattr(*turn), getattr(*piece)
+
+    def counted_turn(*args):
+        counts.append(0)
+        return whole(*args)
+
+    def counted_piece(*args):
+        counts[-1] += 1
+        return part(*args)
+
+    monkeypatch.setattr(*turn, counted_turn)
+    monkeypatch.setattr(*piece, counted_piece)
+    return counts
+
+
+def test_places_in_the_files_are_looked_up_a_few_at_a_time_and_once(
+    model, checkpoint, runtime_dir, monkeypatch
+):
+    monkeypatch.setattr(advice_desk, "MOST_LOOKED_UP", 5)
+    with (
+        daemon_thread(model, runtime_dir) as daemon,
+        ExpertClient(daemon.runtime_dir) as client,
+    ):
+        order = daemon.daemon._server._advice._order
+        counts = count_by_turn(monkeypatch, (order, "learn"), (order, "_place"))
+        client.warm(EVERY_KEY)
+        eventually(client, lambda s: not s["warm_left"] and not s["n_loading"])
+        assert keys_of(client) == set(EVERY_KEY)
+        assert counts == [5] * (len(EVERY_KEY) // 5) + [len(EVERY_KEY) % 5]
+        client.warm(EVERY_KEY)
+        eventually(client, lambda s: s["n_warm_passed"] == len(EVERY_KEY))
+        assert counts[-1] == 0
+
+
+def test_a_full_arena_is_held_against_a_few_keys_at_a_time_and_in_the_end_all(
+    model, checkpoint, runtime_dir, monkeypatch
+):
+    monkeypatch.setattr(foresight, "MOST_WARM_LOOKS", 4)
+    smallest = smallest_arena(checkpoint, TOP_K)
+    with (
+        daemon_thread(model, runtime_dir, arena_bytes=smallest) as daemon,
+        ExpertClient(daemon.runtime_dir) as client,
+    ):
+        client.warm(EVERY_KEY)
+        eventually(client, lambda s: not s["warm_left"] and not s["n_loading"])
+        residents = keys_of(client)
+        with engine_of(daemon, checkpoint) as engine:
+            for step in range(3):
+                engine.touch(step, np.array(sorted(residents), "<u2"))
+            engine.ping()
+        looking = daemon.daemon._server._works.loading.cache._serving.foresight
+        counts = count_by_turn(monkeypatch, (looking, "place"), (looking, "_is_absent"))
+        absent = [key for key in EVERY_KEY if key not in residents][: len(residents)]
+        client.warm(absent)
+        stats = eventually(client, lambda s: not s["warm_left"] and not s["n_loading"])
+        assert max(counts) == 4
+        assert stats["n_warm"] + stats["n_warm_passed"] == len(residents) + len(absent)
+        assert keys_of(client) > residents  # there were slots beyond the pool
 
 
 def test_demand_is_served_while_the_arena_is_being_warmed(model, checkpoint, runtime_dir):

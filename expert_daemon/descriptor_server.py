@@ -4,7 +4,8 @@ A client connects, sends one AttachRequest and receives a descriptor: the engine
 a reader one re-opened O_RDONLY. The connection then stays open and silent; its end is the client's.
 
 Runs on the loop's thread. Invariants: a connection whose process is not of an allowed user, or that
-is not attached ATTACH_MS after it began, is closed; nothing here waits.
+is not attached ATTACH_MS after it began, is closed; no process has more than MAX_HALF_OPEN that are
+not attached; nothing here waits.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +21,16 @@ from pathlib import Path
 from protocol.arena.attach import ATTACH_REQUEST_BYTES, AttachRequest
 from protocol.arena.fds import PeerCredentials, peer_credentials, reopen_read_only, send_descriptor
 from protocol.errors import ConfigError, ProtocolError
+from protocol.open_files import descriptor_limit
 from protocol.wire.limits import ATTACH_MS
 
 from .log import ClientLog
 
 BACKLOG = 128
 MAX_CONNECTIONS = 1024
+PART_OF_LIMIT = 4  # of the descriptors that the process may hold: ZeroMQ and the files take theirs
+MAX_HALF_OPEN = 16  # of one process, not attached
+MAX_ACCEPTS_AT_ONCE = 32  # then the loop's other work has its turn
 ACCEPT_PAUSE_S = 0.1
 
 
@@ -70,6 +76,9 @@ class DescriptorServer:
         self._clients = clients
         self._connections: dict[int, Connection] = {}  # by file descriptor
         self._by_session: dict[int, Connection] = {}
+        # By pid and file descriptor, the oldest first.
+        self._half_open: defaultdict[int, dict[int, Connection]] = defaultdict(dict)
+        self._most = min(MAX_CONNECTIONS, descriptor_limit() // PART_OF_LIMIT)
         self._path = path
         self._listener = _listen(path)
         loop.add_reader(self._listener, self._accept)
@@ -90,7 +99,7 @@ class DescriptorServer:
         os.close(self._read_only)
 
     def _accept(self) -> None:
-        while True:
+        for _ in range(MAX_ACCEPTS_AT_ONCE):  # readable still: called again
             try:
                 accepted, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -101,17 +110,32 @@ class DescriptorServer:
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(ACCEPT_PAUSE_S, self._listen_again)
                 return
-            peer = peer_credentials(accepted)
-            if peer.uid not in self._allowed_uids or len(self._connections) >= MAX_CONNECTIONS:
-                text = f"descriptor socket: pid {peer.pid} of user {peer.uid} refused"
-                self._clients.note(text)
-                accepted.close()
-                continue
-            accepted.setblocking(False)
-            connection = Connection(accepted, peer, 0, None)
-            connection.timer = self._loop.call_later(ATTACH_MS / 1e3, self._too_late, connection)
-            self._connections[accepted.fileno()] = connection
-            self._loop.add_reader(accepted, self._readable, connection)
+            self._begin(accepted, peer_credentials(accepted))
+
+    def _begin(self, accepted: socket.socket, peer: PeerCredentials) -> None:
+        is_allowed = peer.uid in self._allowed_uids
+        if is_allowed:
+            self._make_room(peer.pid)
+        if not is_allowed or len(self._connections) >= self._most:
+            self._clients.note(f"descriptor socket: pid {peer.pid} of user {peer.uid} refused")
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        connection = Connection(accepted, peer, 0, None)
+        connection.timer = self._loop.call_later(ATTACH_MS / 1e3, self._too_late, connection)
+        self._connections[accepted.fileno()] = connection
+        self._half_open[peer.pid][accepted.fileno()] = connection
+        self._loop.add_reader(accepted, self._readable, connection)
+
+    def _make_room(self, pid: int) -> None:
+        """Close a process's oldest half-open connection where it has as many as it may."""
+        half_open = self._half_open.get(pid, {})
+        if len(half_open) < MAX_HALF_OPEN:
+            return
+        oldest = next(iter(half_open.values()))
+        self._readable(oldest)  # what it asked for may lie there
+        if oldest.session == 0:
+            self._close(oldest)
 
     def _listen_again(self) -> None:
         if self._listener.fileno() >= 0:
@@ -142,6 +166,7 @@ class DescriptorServer:
         if connection.timer is not None:
             connection.timer.cancel()
             connection.timer = None
+        self._no_longer_half_open(connection)
         connection.session = grant.session
         self._by_session[grant.session] = connection
         descriptor = self._writable if grant.engine else self._read_only
@@ -170,8 +195,16 @@ class DescriptorServer:
             connection.timer = None
         number = connection.socket.fileno()
         if self._connections.pop(number, None) is not None:
+            self._no_longer_half_open(connection)
             self._loop.remove_reader(number)
             connection.socket.close()
+
+    def _no_longer_half_open(self, connection: Connection) -> None:
+        pid = connection.peer.pid
+        half_open = self._half_open.get(pid, {})
+        half_open.pop(connection.socket.fileno(), None)
+        if not half_open:
+            self._half_open.pop(pid, None)
 
 
 def _listen(path: Path) -> socket.socket:

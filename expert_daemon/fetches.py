@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protocol.wire.limits import MOST_KEYS_NAMED
+
 from .leases import LeaseBook
 from .outcome import FetchAnswer, KeyFault, Lease, RequestRefused
 
@@ -41,11 +43,16 @@ class FetchDesk:
         return answers
 
     def begin(self, client: int, request: int, keys: tuple[int, ...]) -> bool:
-        """Register a fetch; False where it is answered already, the quota not allowing it."""
+        """Register a fetch; False where it is answered already, the quota not allowing it.
+
+        Raises RequestRefused where its number is in use, or a frame could not name all its keys.
+        """
         if (client, request) in self._open:
             raise RequestRefused("malformed", f"fetch {request} is being served already")
         if len(keys) > self.leases.quota:
             text = f"{len(keys)} keys in one fetch, the lease quota is {self.leases.quota}"
+            if len(keys) > MOST_KEYS_NAMED:
+                raise RequestRefused("limit", f"fetch {request}: {text}")
             faults = tuple(self._fault(key, "NO_SLOT", text) for key in keys)
             self._answers.append(FetchAnswer(client, request, (), faults))
             return False

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from protocol.wire.fields import shown
+
 from .outcome import KeyFault, RequestRefused, TableChanges, WindowAnswer
 
 REMEMBERED = 16
@@ -158,7 +160,8 @@ def check_same(window: Window, layer: int, experts: Sequence[int]) -> None:
     """Raise RequestRefused where a repeated request asks for something else than before."""
     if (window.layer, window.experts) != (layer, tuple(experts)):
         text = (
-            f"request {window.request}: layer {layer} experts {tuple(experts)}, was layer "
-            f"{window.layer} experts {window.experts} under the same number"
+            f"request {window.request}: layer {layer} {len(experts)} experts "
+            f"{shown(tuple(experts))}, was layer {window.layer} {len(window.experts)} experts "
+            f"{shown(window.experts)} under the same number"
         )
         raise RequestRefused("malformed", text)

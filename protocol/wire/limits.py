@@ -14,6 +14,7 @@ MOST_ROWS = 1 << 15  # Engram rows of one request
 # Of a session, for each table of the model, that are not done: twice what a chunk of a prompt and
 # the one behind it have at once.
 MOST_ROW_REQUESTS = 4
+MOST_KEYS_NAMED = 4096  # of a Fetch over the quota, each with its error; of more it is refused
 MAX_TEXT = 8192  # characters of any text
 MAX_NAME = 128  # characters of a name in a dictionary
 MAX_VALUES = 4096  # entries of a dictionary

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from expert_daemon.engine_desk import key_fault
 from expert_daemon.outcome import RequestRefused
+from protocol.wire.codec import encode
+from protocol.wire.limits import MAX_FRAME_BYTES, MOST_KEYS_NAMED
+from protocol.wire.messages import Leased
 from tests.support.caches import Rig
 
 READER = 7
@@ -106,6 +110,22 @@ def test_a_fetch_larger_than_the_quota_fails_with_both_figures():
     assert [fault.code for fault in answer.errors] == ["NO_SLOT"] * 3
     assert "3 keys" in answer.errors[0].text
     assert "quota is 2" in answer.errors[0].text
+
+
+def test_a_fetch_too_large_is_answered_within_a_frame_or_refused():
+    n_layers, n_experts = 9, MOST_KEYS_NAMED // 8
+    rig = Rig(n_layers=n_layers, n_experts=n_experts, lease_quota=2)
+    keys = [(layer, expert) for layer in range(n_layers) for expert in range(n_experts)]
+    rig.cache.fetch(1, 1, keys[:MOST_KEYS_NAMED])
+    (answer,) = fetched(rig)
+    assert len(answer.errors) == MOST_KEYS_NAMED
+    errors = tuple(map(key_fault, answer.errors))
+    assert len(encode(Leased(1, (), errors))) < MAX_FRAME_BYTES // 2
+    with pytest.raises(RequestRefused, match=f"{len(keys)} keys.*quota is 2") as refused:
+        rig.cache.fetch(1, 2, keys)
+    assert refused.value.reason == "limit"
+    assert fetched(rig) == []
+    rig.cache.check()
 
 
 def test_a_failed_read_fails_its_key_alone_and_gives_the_quota_back():

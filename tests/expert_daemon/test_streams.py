@@ -204,6 +204,14 @@ def test_a_stream_again_is_answered_once_and_afterwards_with_nothing_more():
         rig.cache.open_stream(1, 1, 0, [1, 3], 4, (), 0, 0)
 
 
+def test_what_is_said_of_many_experts_is_short():
+    rig = Rig(12, n_experts=3000)
+    rig.cache.open_stream(1, 1, 0, range(2999), 4, (), 0, 0)
+    with pytest.raises(RequestRefused, match=r"2999 experts .* was layer 0 2999 ") as refused:
+        rig.cache.open_stream(1, 1, 0, range(1, 3000), 4, (), 0, 0)
+    assert len(str(refused.value)) < 300
+
+
 def test_where_every_slot_is_leased_a_stream_fails_and_does_not_wait():
     rig = Rig(2)
     rig.cache.fetch(7, 1, [(1, 0), (1, 1)])

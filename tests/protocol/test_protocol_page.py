@@ -63,6 +63,7 @@ def test_page_states_versions_and_limits() -> None:
     assert (limits.SEND_HIGH_WATER, limits.RECEIVE_HIGH_WATER) == (64, 1024)
     assert limits.MAX_PATH_BYTES == 100
     assert f"at most {limits.MOST_ROW_REQUESTS} requests" in PAGE
+    assert f"one of more than {limits.MOST_KEYS_NAMED:,} besides is refused" in PAGE
     assert limits.HANDSHAKE_MS == 2000 and "| HANDSHAKE_IVL | | 2 s |" in PAGE
     assert (limits.HELLO_MS, limits.MISS_MS, limits.ROWS_MS) == (5000, 30_000, 5000)
     assert (limits.CANCEL_MS, limits.STATS_MS, limits.ATTACH_MS) == (5000, 1000, 2000)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from protocol.wire.codec import encode
+from protocol.wire.codec import CodecError, encode
 from protocol.wire.messages import Message, Refused
 
 from .log import ClientLog
@@ -12,9 +13,14 @@ from .metrics import Counters
 from .router import Router
 from .sessions import Session
 
+MOST_CHARACTERS = 1000  # of a refusal's text
+
 
 class Outbox:
-    """Encodes and sends; `lost(session)` is called from here where a session's client is stuck."""
+    """Encodes and sends; `lost(session)` is called from here where a session's client is stuck.
+
+    A message that cannot be encoded is refused in its place: it ends neither loop nor session.
+    """
 
     def __init__(
         self,
@@ -31,10 +37,17 @@ class Outbox:
         self._clients = clients
 
     def send(self, session: Session, message: Message) -> None:
-        """Send to a session's client."""
+        """Send to a session's client; `limit` where the message is none that may be sent."""
         if session.is_lost:
             return
-        self._send(session, encode(message, session.number, self._generation))
+        try:
+            frame = encode(message, session.number, self._generation)
+        except CodecError as error:
+            request = int(getattr(message, "request", 0))
+            refusal = Refused("limit", f"the answer cannot be sent: {error}", 0, 0, request)
+            self.refuse(session.route, refusal, session, pid=session.pid)
+            return
+        self._send(session, frame)
 
     def refuse(
         self,
@@ -50,6 +63,7 @@ class Outbox:
         pid           of whoever it was, as it says; 0 where it did not
         is_repeated   the same was refused before: it is counted, not logged
         """
+        refusal = replace(refusal, text=_sendable(refusal.text))
         self._counters.frames_refused += 1
         if not is_repeated:
             whom = f" to pid {pid}" if pid else ""
@@ -70,3 +84,10 @@ class Outbox:
     def look_again(self) -> None:
         """Call after messages were sent in answer to something other than a message."""
         self._router.look_again()
+
+
+def _sendable(text: str) -> str:
+    """Return a text that the codec takes, however long or odd it is, names of files included."""
+    if len(text) > MOST_CHARACTERS:
+        text = f"{text[: MOST_CHARACTERS - 3]}..."
+    return text.encode("utf-8", "replace").decode()

@@ -1,11 +1,13 @@
 """Copies of experts whose bytes cannot be trusted: read twice with a checksum that is not theirs.
 
 A copy stays here, over restarts too, until its key is lifted or the model's fingerprint changes.
+What is here counts at once; it is written by another thread, which `changed` wakes.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -31,12 +33,16 @@ class Entry:
 
 
 class Quarantine:
-    """The entries by key and copy; one thread."""
+    """The entries by key and copy; one thread, and another that saves."""
 
     def __init__(self, n_layers: int, n_experts: int, state: ModelState | None = None) -> None:
         """Begin with what an earlier daemon saved in `state`."""
+        self.changed = threading.Event()
         self._state = state
+        self._lock = threading.Lock()  # between changes and `save`
         self._entries: dict[tuple[int, int, int], Entry] = {}
+        self._n_changes = 0
+        self._n_saved = 0
         saved = state.read(NAME) if state is not None else None
         if saved is None:
             return
@@ -59,30 +65,39 @@ class Quarantine:
     def add(self, entry: Entry) -> None:
         """Put a copy here; its first entry stays."""
         place = (entry.layer, entry.expert, entry.copy)
-        if self._entries.setdefault(place, entry) is entry:
-            log(f"quarantined: {entry.reason}")
-            self._save()
+        with self._lock:
+            if self._entries.setdefault(place, entry) is not entry:
+                return
+            self._n_changes += 1
+        log(f"quarantined: {entry.reason}")
+        self.changed.set()
 
     def lift(self, keys: Iterable[Key]) -> list[Key]:
         """Take keys out; returns those that were here."""
         lifted = []
-        for key in keys:
-            entries = self.of_key(key)
-            for entry in entries:
-                del self._entries[entry.layer, entry.expert, entry.copy]
-            if entries:
-                lifted.append(key)
+        with self._lock:
+            for key in keys:
+                entries = self.of_key(key)
+                for entry in entries:
+                    del self._entries[entry.layer, entry.expert, entry.copy]
+                if entries:
+                    lifted.append(key)
+            self._n_changes += len(lifted)
         if lifted:
             log(f"quarantine lifted from {len(lifted)} experts")
-            self._save()
+            self.changed.set()
         return lifted
 
-    def _save(self) -> None:
-        # Rare, small, and worth a moment: a key that is bad must not be forgotten.
-        if self._state is not None:
-            self._state.write(
-                NAME, json.dumps([asdict(entry) for entry in self.entries()]).encode()
-            )
+    def save(self) -> None:
+        """Write the entries where they have changed since the last time."""
+        if self._state is None or not self._state.may_save or self._n_changes == self._n_saved:
+            return
+        with self._lock:
+            n_changes, entries = self._n_changes, list(self._entries.values())
+        # One by one: a long text in one go would keep the interpreter from the loop.
+        content = f"[{', '.join(json.dumps(asdict(entry)) for entry in entries)}]"
+        if self._state.write(NAME, content.encode()):
+            self._n_saved = n_changes
 
 
 def _entries(saved: bytes) -> list[Entry]:

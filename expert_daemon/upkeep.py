@@ -35,7 +35,9 @@ class Upkeep:
         self._loop = loop
         self._works = works
         hot_list = HotList(state, works.arena.view.headers)
-        self._saver = Saver([works.reader.checksums.save, hot_list.save])
+        quarantine = works.loading.faults.quarantine
+        jobs = [quarantine.save, works.reader.checksums.save, hot_list.save]
+        self._saver = Saver(jobs, wanted=quarantine.changed)
         self._exporter: ExporterChild | None = None
         if config.metrics:
             self._exporter = ExporterChild(config.runtime_dir, config.metrics)

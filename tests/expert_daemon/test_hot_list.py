@@ -4,8 +4,10 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 from expert_daemon.hot_list import HotList, hottest_first, read_hot_list
+from expert_daemon.log import flush
 from expert_daemon.model_state import ModelState
 from expert_daemon.saver import Saver
 from protocol.arena.layout import HEADER, SlotState
@@ -81,15 +83,33 @@ def test_jobs_run_now_and_then_and_once_at_the_end():
     assert idle == [1]
 
 
-def test_a_write_that_hangs_does_not_keep_the_end():
+def test_what_is_wanted_is_saved_at_once_and_what_came_before_the_end_by_then():
+    saved, wanted = [], threading.Event()
+    values = iter(range(100))
+    saver = Saver([lambda: saved.append(next(values))], period_s=60, wanted=wanted)
+    wanted.set()
+    end = time.monotonic() + 5
+    while not saved:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    for _ in range(50):  # these are one more
+        wanted.set()
+    saver.close()
+    assert saved in ([0, 1], [0, 1, 2])
+
+
+@pytest.mark.parametrize("period_s", [0.001, 60.0], ids=["under way", "the last"])
+def test_a_write_that_hangs_does_not_keep_the_end_which_says_so(period_s, capfd):
     hangs = threading.Event()
 
     def hang():
         hangs.wait(10)
 
-    saver = Saver([hang], period_s=0.001)
+    saver = Saver([hang], period_s=period_s)
     time.sleep(0.05)
     began = time.monotonic()
     saver.close(timeout=0.1)
     assert time.monotonic() - began < 2
     hangs.set()
+    flush()
+    assert capfd.readouterr().err.count("ends without its last save") == 1

@@ -129,13 +129,32 @@ def test_a_quarantine_outlives_the_daemon_until_it_is_lifted(state_dir, capfd):
     entry = Entry(3, 1, "/m/a.safetensors", 4096, "layer 3 expert 1: /m/a: read twice")
     quarantine.add(entry)
     quarantine.add(Entry(3, 1, "/m/other", 1, "later"))
+    assert not state_dir.joinpath(MODEL.hex()).exists()  # no file I/O where it is called
+    assert quarantine.changed.is_set()
+    quarantine.save()
     flush()
     assert capfd.readouterr().err == "quarantined: layer 3 expert 1: /m/a: read twice\n"
     again = Quarantine(4, 4, state())
     assert again.entries() == [entry]
     assert Quarantine(2, 4, state()).entries() == []
     assert again.lift([(3, 1), (0, 0)]) == [(3, 1)]
+    assert again.changed.is_set()
+    again.save()
     assert len(Quarantine(4, 4, state())) == 0
+
+
+def test_a_quarantine_that_could_not_be_saved_is_tried_again_and_one_that_was_is_not(state_dir):
+    state = ModelState(state_dir, MODEL, 5)
+    quarantine = Quarantine(4, 4, state)
+    quarantine.add(Entry(3, 1, "/m/a", 0, "read twice"))
+    state.directory.write_text("no directory")
+    quarantine.save()
+    state.directory.unlink()
+    quarantine.save()
+    (path,) = state.directory.iterdir()
+    path.unlink()
+    quarantine.save()
+    assert not path.exists()
 
 
 def test_the_copies_of_an_expert_are_quarantined_each_and_lifted_together(state_dir):
@@ -145,6 +164,7 @@ def test_the_copies_of_an_expert_are_quarantined_each_and_lifted_together(state_
     mirror = Entry(3, 1, "/n/a.pack", 4096, "read twice", MIRROR)
     quarantine.add(mirror)
     quarantine.add(home)
+    quarantine.save()
     again = Quarantine(4, 4, state)
     assert again.of_key((3, 1)) == [home, mirror]
     assert again.of_key((3, 2)) == []

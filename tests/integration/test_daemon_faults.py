@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 import time
 
 import pytest
@@ -118,6 +119,29 @@ def test_wrong_bytes_twice_are_quarantined_over_restarts_until_lifted(
         assert answer.errors == ()
         assert slot_bytes(engine, answer.slots[0]) == expert_bytes(checkpoint, 0, 3)
         assert engine.stats()["quarantined"] == 0
+
+
+def test_a_state_directory_that_hangs_keeps_neither_the_loop_nor_a_successor(
+    model, checkpoint, runtime_dir, monkeypatch, capfd
+):
+    answers = threading.Event()
+    monkeypatch.setattr("expert_daemon.model_state.replace_file", lambda *_: answers.wait(50))
+    faults = Faults()
+    with served(model, checkpoint, runtime_dir, faults, **small(checkpoint)) as (_, engine):
+        load(engine, 0, (3, 4))
+        evict_all(engine)
+        faults.wrong = of_expert(checkpoint, 0, 3)
+        began = time.monotonic()
+        assert codes(load(engine, 0, (3, 4))) == {(0, 3): "CHECKSUM"}
+        assert codes(load(engine, 0, (3, 4))) == {(0, 3): "QUARANTINED"}
+        assert engine.unquarantine([(0, 3)]) == "lifted from 1 of 1 experts"
+        assert time.monotonic() - began < 5
+        faults.wrong = None
+    flush()
+    assert "the state directory does not answer" in capfd.readouterr().err
+    with served(model, checkpoint, runtime_dir, faults) as (_, engine):
+        assert load(engine, 0, (3, 4)).errors == ()
+        answers.set()
 
 
 def test_wrong_bytes_once_are_read_again_and_harm_nobody(model, checkpoint, runtime_dir):

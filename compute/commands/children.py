@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from protocol.errors import ConfigError, DaemonLost, HeadraceError
 from protocol.runtime_dir import DESCRIPTOR_NAME, default_runtime_dir
 
 from .daemon_table import daemon_flags
+from .supervision import kill
 
 if TYPE_CHECKING:
     from protocol.wire.client import ExpertClient
@@ -189,8 +189,7 @@ class DaemonChild:
             try:
                 process.wait(_STOP_S)
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
+                kill(process, "the expert daemon")
         self._close_arena()
 
     def _command(self) -> list[str]:

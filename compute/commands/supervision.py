@@ -29,6 +29,7 @@ _FIRST_PAUSE_S = 0.1  # doubled with each failure
 _MAX_PAUSE_S = 5.0
 _MAX_DATAGRAM = 4096
 _MAX_PATH_BYTES = 107
+_KILL_S = 5.0
 
 
 class ChildFailed(HeadraceError):
@@ -63,6 +64,18 @@ class Child:
     stored: int = -1  # the descriptor that it stored
     n_failures: int = 0
     start_at: float | None = field(default=None)  # when it is to be started again
+
+
+def kill(process: subprocess.Popen[bytes], name: str) -> None:
+    """Kill a child and wait for it; one in a read that does not return is left, with a line."""
+    process.kill()
+    try:
+        process.wait(_KILL_S)
+    except subprocess.TimeoutExpired:
+        sys.stderr.write(
+            f"headrace: {name} (pid {process.pid}) has not ended {_KILL_S:g} s after SIGKILL; "
+            "it is left to the kernel\n"
+        )
 
 
 class Supervisor:
@@ -121,11 +134,10 @@ class Supervisor:
             _stop(child)
 
     def close(self) -> None:
-        """Kill what still runs and give everything back."""
+        """Kill what still runs and give everything back, within some seconds a child."""
         for child in reversed(self.children):
             if child.process is not None and child.process.poll() is None:
-                child.process.kill()
-                child.process.wait()
+                kill(child.process, child.program.name)
             self._forget_process(child)
             child.notify.close()
             child.notify_path.unlink(missing_ok=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from compute.commands.children import DaemonChild
 from compute.commands.supervision import Child, ChildFailed, Program, Supervisor
 from protocol.errors import ConfigError
 
@@ -111,6 +114,43 @@ def test_children_end_in_reverse_order_and_by_force_where_they_must(
         -signal.SIGTERM,
         -signal.SIGKILL,
     ]
+
+
+@pytest.mark.timeout(20)
+def test_a_child_that_does_not_die_is_left_and_named(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("compute.commands.supervision._KILL_S", 0.1)
+    child = _add(supervisor, SLEEPS)
+    process = child.process
+    assert process is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(process, "kill", lambda: None)  # as one in an uninterruptible read
+        supervisor.close()
+    wanted = f"headrace: the child (pid {process.pid}) has not ended 0.1 s after SIGKILL"
+    assert wanted in capfd.readouterr().err
+    assert process.poll() is None
+    process.kill()
+    process.wait(10)
+
+
+@pytest.mark.timeout(20)
+def test_a_daemon_of_a_command_that_does_not_die_is_left_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("compute.commands.supervision._KILL_S", 0.1)
+    monkeypatch.setattr("compute.commands.children._STOP_S", 0.1)
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    daemon = DaemonChild([], tmp_path, {})
+    daemon._process = process
+    with monkeypatch.context() as patched:
+        for name in ("terminate", "kill", "send_signal"):
+            patched.setattr(process, name, lambda *_: None)
+        daemon.stop()
+    wanted = f"headrace: the expert daemon (pid {process.pid}) has not ended 0.1 s after SIGKILL"
+    assert wanted in capfd.readouterr().err
+    process.kill()
+    process.wait(10)
 
 
 def test_a_wait_is_ended_from_a_signal_handler(supervisor: Supervisor) -> None:

@@ -1,7 +1,8 @@
 """Files read whole by several threads, their 1 MiB parts hashed: the work of `headrace verify`.
 
 Invariants: every byte of a checked file belongs to exactly one job. A part that cannot be read is a
-fault that names it, and the rest is read on. Jobs alternate between drives.
+fault that names it, and the rest is read on; a read that does not return ends everything. Jobs
+alternate between drives.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from protocol.files.safetensors_header import Shard
 
 JOB_BYTES = 4 << 20
 MAX_ALIGNMENT = 1 << 16
-POLL_S = 0.2
 
 Hashes = NDArray[np.uint64]
 
@@ -95,12 +95,13 @@ class FileChecks:
 
     def __init__(self, files: Sequence[CheckedFile], on_bytes: Callable[[int], None]) -> None:
         from expert_daemon.range_reader import RangeReader, ReadFailure
-        from expert_daemon.source import FileSource
+
+        from .watched_source import WatchedSource
 
         self._files = list(files)
         self._on_bytes = on_bytes
         self._numbers = {id(file): number for number, file in enumerate(self._files)}
-        self._source = FileSource([file.shard for file in self._files], direct=True)
+        self._source = WatchedSource([file.shard for file in self._files])
         self._ranges = RangeReader(self._source)
         self._jobs = _alternating(self._files)
         self._lock = threading.Lock()
@@ -109,19 +110,18 @@ class FileChecks:
         self._stop = False
 
     def run(self, n_threads: int) -> list[Fault]:
-        """Return every fault, in the order of the files."""
+        """Return every fault, in the order of the files.
+
+        Raises ShardError naming the range whose read does not return.
+        """
         threads = [threading.Thread(target=self._work, daemon=True) for _ in range(n_threads)]
         for thread in threads:
             thread.start()
         try:
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(POLL_S)
+            self._source.wait(threads)
         finally:
             self._stop = True
-            for thread in threads:
-                thread.join()
-            self._source.close()
+            self._source.close_after(threads)
         if self._failure is not None:
             raise self._failure
         return [fault for file in self._files for fault in file.judge(file)]

@@ -84,8 +84,10 @@ def _read_all(args: argparse.Namespace) -> int:
     checks, faults, kept = _checks(directory, state_dir, record=args.record)
     report = Report("verifying", as_json=args.json)
     report.start(sum(check.n_bytes for check in checks), files=len(checks))
-    faults += FileChecks(checks, report.add).run(args.jobs)
-    facts = report.end()
+    try:
+        faults += FileChecks(checks, report.add).run(args.jobs)
+    finally:
+        facts = report.end()
     faults = faults or _faults_of_the_whole(directory)
     for fault in faults:
         report.line(f"bad: {fault}")

@@ -97,12 +97,14 @@ def _rate(shards: Sequence[Shard], seconds: float) -> Check:
 def measured_rate(shards: Sequence[Shard], large: Sequence[int], seconds: float) -> float:
     """Return bytes a second of random reads past the page cache, DEPTH at a time.
 
-    large   numbers of the shards with room for a piece. Raises OSError, ShardError.
+    large   numbers of the shards with room for a piece. Raises OSError, ShardError; the latter
+            also where a read does not return.
     """
+    from compute.commands.watched_source import WatchedSource
     from expert_daemon.direct_io import aligned_buffer
-    from expert_daemon.source import FileSource, ReadKind
+    from expert_daemon.source import ReadKind
 
-    source = FileSource(shards, direct=True)
+    source = WatchedSource(shards)
     ends_at = time.perf_counter() + seconds
     counts = [0] * DEPTH
     errors: list[OSError] = []
@@ -120,13 +122,16 @@ def measured_rate(shards: Sequence[Shard], large: Sequence[int], seconds: float)
                 errors.append(error)
 
     began = time.perf_counter()
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(DEPTH)]
+    threads = [
+        threading.Thread(target=read, args=(number,), daemon=True) for number in range(DEPTH)
+    ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    took = time.perf_counter() - began
-    source.close()
+    try:
+        source.wait(threads)
+        took = time.perf_counter() - began
+    finally:
+        source.close_after(threads)
     if errors:
         raise errors[0]
     return sum(counts) / took

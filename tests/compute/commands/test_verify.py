@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +211,29 @@ def test_an_unreadable_part_is_named_and_the_rest_is_read(source, tmp_path: Path
     (fault,) = bad(tmp_path / "b")
     assert (fault["layer"], fault["expert"]) == (1, 2)
     assert "EIO" in fault["text"]
+
+
+@pytest.mark.timeout(20)
+def test_a_read_that_never_returns_ends_it_and_is_named(source, tmp_path: Path, monkeypatch):
+    from expert_daemon.source import FileSource
+
+    pack(source, tmp_path / "b")
+    (record,) = open_checkpoint(tmp_path / "b").slice_map.slices(1, 2)
+    real, released = FileSource.read_into, threading.Event()
+
+    def read_into(self, shard, offset, memory, kind):
+        if self.path(shard) == record.shard.path:
+            released.wait()
+        return real(self, shard, offset, memory, kind)
+
+    monkeypatch.setattr(FileSource, "read_into", read_into)
+    monkeypatch.setattr("compute.commands.watched_source.WAIT_S", 0.3)
+    monkeypatch.setattr("compute.commands.watched_source.CLOSE_S", 0.1)
+    outcome = run_command("verify", tmp_path / "b", "--jobs", "2")
+    released.set()
+    assert outcome.status == 1
+    wanted = rf"{re.escape(str(record.shard.path))}: bytes \d+ to \d+: no answer .* in 0\.3 s\n"
+    assert re.search(wanted, outcome.err)
 
 
 def test_a_truncated_shard_of_an_official_checkpoint_is_refused(source: Path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 import headrace
 from compute.commands.doctor.check import EXIT_STATUS, STATUSES, Check, Host, worst_of
-from compute.commands.doctor.command import _of_machine
+from compute.commands.doctor.command import _of_disks, _of_machine
 from compute.commands.doctor.device import device
 from compute.commands.doctor.drive import drive, free_disk
 from compute.commands.doctor.memory import Needs, memory
@@ -21,6 +23,7 @@ from compute.commands.doctor.model import model_checks, needs_of
 from compute.commands.doctor.place import daemon_check, runtime_dir_check, state_dir_checks
 from compute.commands.doctor.software import software, torch_check
 from compute.commands.gpu_facts import FIELDS, gpu_facts
+from expert_daemon.source import FileSource
 from protocol.files.checkpoint import open_checkpoint
 from tests.support.fake_checkpoint import write_fake_checkpoint
 from tests.support.running_daemon import daemon_thread
@@ -259,6 +262,28 @@ def test_the_rate_is_measured_on_shards_that_are_large_enough(demo_dir: Path):
     shards = open_checkpoint(demo_dir).shards
     found = by_name(drive(Host({}), shards, seconds=0.05))
     assert "GB/s" in found["drive rate, 16 reads of 1 MiB at a time"].found
+
+
+@pytest.mark.timeout(20)
+def test_a_drive_that_does_not_answer_is_an_error(demo_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    released = threading.Event()
+    readers: set[threading.Thread] = set()
+
+    def read_into(*_: Any) -> int:
+        readers.add(threading.current_thread())
+        released.wait()
+        return 0
+
+    monkeypatch.setattr(FileSource, "read_into", read_into)
+    monkeypatch.setattr("compute.commands.watched_source.WAIT_S", 0.3)
+    monkeypatch.setattr("compute.commands.watched_source.CLOSE_S", 0.1)
+    shards = open_checkpoint(demo_dir).shards
+    found = by_name(_of_disks(Host({}), open_checkpoint(demo_dir), str(demo_dir)))["drive"]
+    released.set()
+    assert found.status == "error"
+    assert re.search(r": bytes \d+ to \d+: no answer from the drive in 0\.3 s", found.found)
+    assert found.found.startswith(tuple(str(shard.path) for shard in shards))
+    assert all(thread.daemon for thread in readers)  # the exit does not wait for them
 
 
 def test_too_little_room_is_a_warning(tmp_path: Path):

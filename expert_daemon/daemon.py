@@ -232,7 +232,7 @@ class Daemon:
     def _finish(self) -> None:
         notify("STOPPING=1")
         self._server.stop_receiving()
-        self._tracing.stop()
+        self._tracing.close()
         ended = [threads.close(FINISH_S) for threads in self._all_threads]
         if all(ended):
             self._server.take_reads()

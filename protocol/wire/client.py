@@ -192,7 +192,7 @@ class ExpertClient(EngineCalls, ReaderCalls, RowCalls):
         """Have the daemon record each step's picks into this file from now on; None: no longer.
 
         The path is the daemon's, from / on. Returns what came of it, in words. Raises ConfigError
-        where the file cannot be written or is no trace, and DaemonLost.
+        where the file cannot be written, is no trace or its disk does not answer, and DaemonLost.
         """
         number = self._next_number()
         request = m.Trace(number, "" if path is None else os.fspath(path), path is not None)

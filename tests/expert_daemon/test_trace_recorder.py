@@ -30,7 +30,7 @@ def path(tmp_path):
 
 
 def test_what_was_recorded_is_there_after_the_end(path):
-    recorder = TraceRecorder(TraceFile(path, SHAPE), SHAPE)
+    recorder = TraceRecorder(path, SHAPE)
     for step in range(300):
         recorder.record(step, PICKS)
     recorder.record(300, PICKS[:4])
@@ -43,7 +43,7 @@ def test_what_was_recorded_is_there_after_the_end(path):
 
 
 def test_steps_reach_the_file_without_an_end(path):
-    recorder = TraceRecorder(TraceFile(path, SHAPE), SHAPE, flush_s=0.01)
+    recorder = TraceRecorder(path, SHAPE, flush_s=0.01)
     recorder.record(0, PICKS)
     deadline = time.monotonic() + 10
     while not recorder.n_steps and time.monotonic() < deadline:
@@ -54,52 +54,161 @@ def test_steps_reach_the_file_without_an_end(path):
 
 def test_a_slow_disk_costs_steps_that_are_counted(path, monkeypatch):
     monkeypatch.setattr(recording, "MOST_WAITING", 10)
-    recorder = TraceRecorder(TraceFile(path, SHAPE), SHAPE, flush_s=60)
+    recorder = TraceRecorder(path, SHAPE, flush_s=60)
+    until(lambda: recorder.is_open)
     for step in range(25):
         recorder.record(step, PICKS)
     recorder.close()
     assert (recorder.n_steps, recorder.n_dropped) == (10, 15)
 
 
-def test_a_disk_that_fails_ends_the_trace_and_nothing_else(path, monkeypatch, capfd):
-    file = TraceFile(path, SHAPE)
-
-    def fail(steps):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(file, "write", fail)
-    recorder = TraceRecorder(file, SHAPE, flush_s=0.01)
-    recorder.record(0, PICKS)
+def until(holds):
     deadline = time.monotonic() + 10
-    while not recorder.n_dropped and time.monotonic() < deadline:
+    while not holds():
+        assert time.monotonic() < deadline
         time.sleep(0.005)
-    recorder.record(1, PICKS)
-    recorder.close()
-    assert (recorder.n_steps, recorder.n_dropped) == (0, 2)
+
+
+def no_space(file, steps):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_disk_that_fails_ends_the_trace_and_nothing_else(path, monkeypatch, capfd):
+    monkeypatch.setattr(TraceFile, "write", no_space)
+    tracing = Tracing(SHAPE)
+    tracing.start(path)
+    tracing.record(0, PICKS)
+    until(lambda: tracing.values()["trace_error"])
+    tracing.record(1, PICKS)
+    tracing.look()
+    tracing.look()
     flush()
-    assert "No space left on device; nothing more is recorded" in capfd.readouterr().err
+    error = f"trace {path}: No space left on device"
+    assert tracing.values() == {
+        "trace": str(path),
+        "trace_steps": 0,
+        "trace_steps_dropped": 2,
+        "trace_error": error,
+    }
+    assert capfd.readouterr().err.count(f"{error}; nothing more is recorded") == 1
+    tracing.close()
 
 
-def test_a_disk_that_hangs_is_not_waited_for(path, monkeypatch, capfd):
+def test_a_trace_that_failed_begins_anew_in_the_same_file(path, monkeypatch):
+    tracing = Tracing(SHAPE)
+    tracing.start(path)
+    with monkeypatch.context() as full:
+        full.setattr(TraceFile, "write", no_space)
+        tracing.record(0, PICKS)
+        until(lambda: tracing.values()["trace_error"])
+    tracing.start(path)
+    assert tracing.values()["trace_error"] == ""
+    tracing.record(1, PICKS)
+    tracing.close()
+    assert len(read_trace(path)[0]) == 1
+
+
+@pytest.fixture
+def hang(monkeypatch):
+    """Has a method of every TraceFile wait until the test is over."""
+    goes_on = threading.Event()
+
+    def install(name):
+        real = getattr(TraceFile, name)
+
+        def waits(*args, **kwargs):
+            goes_on.wait(30)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(TraceFile, name, waits)
+        return goes_on
+
+    yield install
+    goes_on.set()
+
+
+def test_a_disk_that_hangs_is_not_waited_for(path, monkeypatch, capfd, hang):
     monkeypatch.setattr(recording, "CLOSE_S", 0.05)
-    file = TraceFile(path, SHAPE)
-    answers = threading.Event()
-    monkeypatch.setattr(file, "write", lambda steps: answers.wait(30))
-    recorder = TraceRecorder(file, SHAPE)
-    recorder.record(0, PICKS)
+    tracing = Tracing(SHAPE)
+    tracing.start(path)
+    hang("write")
+    tracing.record(0, PICKS)
+    tracing.stop()
     began = time.monotonic()
-    recorder.close()
+    tracing.close()
     assert time.monotonic() - began < 5
-    answers.set()
     flush()
-    assert "the disk does not answer" in capfd.readouterr().err
+    assert "the disk does not answer, the last steps are lost" in capfd.readouterr().err
+
+
+def test_a_disk_that_hangs_as_the_file_is_opened_leaves_the_running_trace(path, monkeypatch, hang):
+    monkeypatch.setattr(recording, "START_S", 0.05)
+    tracing = Tracing(SHAPE)
+    tracing.start(path)
+    goes_on = hang("__init__")
+    for number in range(recording.MOST_ENDING):
+        with pytest.raises(ConfigError, match=r"other[0-9]: the disk does not answer"):
+            tracing.start(path.with_name(f"other{number}"))
+    with pytest.raises(ConfigError, match="the disks of 4 others do not answer"):
+        tracing.start(path.with_name("one more"))
+    tracing.record(1, PICKS)
+    goes_on.set()
+    until(lambda: all(one.has_ended.is_set() for one in tracing._ending))
+    tracing.start(path.with_name("one more"))
+    tracing.close()
+    assert len(read_trace(path)[0]) == 1
+
+
+def test_a_trace_that_is_being_opened_can_be_turned_off(path, hang):
+    tracing = Tracing(SHAPE)
+    goes_on = hang("__init__")
+    recorder = tracing.begin(path)
+    assert tracing.begin(path) is recorder
+    with pytest.raises(ConfigError, match="is being opened"):
+        tracing.begin(path.with_name("other"))
+    assert tracing.stop() is recorder
+    assert tracing.stop() is None
+    goes_on.set()
+    assert recorder.has_ended.wait(10)
+    tracing.look()
+    assert tracing.values()["trace"] == ""
+    assert recorder.error == "the trace was turned off before it began"
+
+
+def test_a_file_is_opened_again_when_its_former_recorder_has_let_it_go(path, hang):
+    tracing = Tracing(SHAPE)
+    tracing.start(path)
+    goes_on = hang("close")
+    tracing.stop()
+    again = tracing.begin(path)
+    time.sleep(0.05)
+    assert (again.is_open, again.error) == (False, "")
+    goes_on.set()
+    until(lambda: again.is_open)
+    tracing.close()
+    assert again.error == ""
+
+
+def test_lines_about_traces_are_so_many_a_minute(path, capfd):
+    tracing = Tracing(SHAPE)
+    for number in range(25):
+        tracing.start(path.with_name(str(number)))
+        until(lambda: all(one.has_ended.is_set() for one in tracing._ending))
+    tracing.close()
+    flush()
+    assert capfd.readouterr().err.count("routing trace goes to") == 20
 
 
 def test_tracing_is_turned_on_and_off(path):
     tracing = Tracing(SHAPE)
     tracing.record(0, PICKS)
     tracing.stop()
-    assert tracing.values() == {"trace": "", "trace_steps": 0, "trace_steps_dropped": 0}
+    assert tracing.values() == {
+        "trace": "",
+        "trace_steps": 0,
+        "trace_steps_dropped": 0,
+        "trace_error": "",
+    }
     tracing.start(path)
     tracing.start(path)
     tracing.record(1, PICKS)
@@ -108,7 +217,7 @@ def test_tracing_is_turned_on_and_off(path):
     assert tracing.values()["trace"] == str(other)
     tracing.record(2, PICKS)
     tracing.record(3, PICKS)
-    tracing.stop()
+    tracing.close()
     tracing.record(4, PICKS)
     assert [len(read_trace(file)[0]) for file in (path, other)] == [1, 2]
 
@@ -119,7 +228,7 @@ def test_a_trace_that_cannot_begin_leaves_the_running_one(path):
     with pytest.raises(ConfigError, match="No such file"):
         tracing.start(path.with_name("missing") / "it")
     tracing.record(1, PICKS)
-    tracing.stop()
+    tracing.close()
     assert len(read_trace(path)[0]) == 1
 
 
@@ -128,10 +237,9 @@ def test_a_killed_writer_leaves_a_trace_that_its_successor_goes_on_with(path):
         "import sys, time; from pathlib import Path\n"
         "from expert_daemon.routing_trace import TraceShape\n"
         "from expert_daemon.trace import TraceRecorder\n"
-        "from expert_daemon.trace_file import TraceFile\n"
         "shape = TraceShape(2, 10, 2, 100, 4096)\n"
         "picks = bytes([0, 0, 1, 0, 0, 0, 2, 0, 1, 0, 3, 0, 1, 0, 4, 0])\n"
-        "recorder = TraceRecorder(TraceFile(Path(sys.argv[1]), shape), shape, flush_s=0.0005)\n"
+        "recorder = TraceRecorder(Path(sys.argv[1]), shape, flush_s=0.0005)\n"
         "step = 0\n"
         "while True:\n"
         "    recorder.record(step, picks); step += 1; time.sleep(0.0001)\n"

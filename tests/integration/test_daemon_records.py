@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
 import pytest
 
 from expert_daemon.routing_trace import shape_of
-from expert_daemon.trace_file import read_trace
+from expert_daemon.trace_file import TraceFile, read_trace
 from protocol.errors import ConfigError
 from protocol.files.checkpoint import open_checkpoint
 from protocol.wire import messages as m
@@ -144,6 +145,69 @@ def test_a_trace_is_turned_on_and_off_by_message(model, checkpoint, runtime_dir,
     assert [keys.tolist() for keys in read_trace(first)[0].steps()] == [keys_of(1), keys_of(2)]
     assert [keys.tolist() for keys in read_trace(second)[0].steps()] == [keys_of(3), keys_of(4)]
     assert letter.read_text() == "dear"
+
+
+def test_no_path_of_a_trace_harms_the_daemon(model, runtime_dir, tmp_path):
+    weights = tmp_path / "model.safetensors"
+    with weights.open("wb") as file:
+        file.truncate(200 << 30)
+    paths = {
+        str(weights): "not a routing trace",
+        "/dev/zero": "not a plain file",
+        str(tmp_path): "Is a directory",
+        "/": "Is a directory",
+        "/tmp/a\0b": "no control characters",
+        "/tmp/a\nb": "no control characters",
+        "\u00ad" * 4000: "at most 4095 bytes",
+        "\u00ad" * 2000: "wanted a path from / on",
+        "/" + "x" * 8191: "at most 4095 bytes",
+        "/" + "x" * 4094: "File name too long",
+    }
+    with daemon_process(model, runtime_dir) as daemon, ExpertClient(runtime_dir) as reader:
+        for path, text in paths.items():
+            with pytest.raises(ConfigError, match=text):
+                reader.trace(path)
+        assert reader.stats()["trace"] == ""
+        assert daemon.stop() == 0
+
+
+def test_no_disk_of_a_trace_is_waited_for_beside_others(
+    model, checkpoint, runtime_dir, tmp_path, monkeypatch
+):
+    goes_on = threading.Event()
+    real = TraceFile.__init__
+
+    def hung(file, path, *args, **kwargs):
+        if path.name == "hung":
+            goes_on.wait(60)
+        real(file, path, *args, **kwargs)
+
+    monkeypatch.setattr(TraceFile, "__init__", hung)
+    monkeypatch.setattr(TraceFile, "write", lambda file, steps: goes_on.wait(60))
+    with (
+        daemon_thread(model, runtime_dir),
+        engine_of(runtime_dir, checkpoint) as engine,
+        ExpertClient(runtime_dir) as reader,
+    ):
+        engine.trace(tmp_path / "first")
+        touched(engine, [0])
+        errors = []
+        asked = threading.Thread(target=error_of, args=(engine, tmp_path / "hung", errors))
+        asked.start()
+        while asked.is_alive():
+            reader.ping()
+        assert errors == [f"trace {tmp_path / 'hung'}: the disk does not answer"]
+        assert engine.trace(None).endswith("its disk does not answer, the last steps are lost")
+        began = time.monotonic()
+    assert time.monotonic() - began < 8
+    goes_on.set()
+
+
+def error_of(engine, path, errors):
+    try:
+        engine.trace(path)
+    except ConfigError as error:
+        errors.append(str(error))
 
 
 def test_a_trace_that_cannot_be_written_is_refused_at_the_start(model, runtime_dir, tmp_path):

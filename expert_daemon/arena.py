@@ -70,7 +70,7 @@ class Arena:
 
         What another one wrote of its device cache is true no more.
         """
-        started = process_start(pid) if pid else 0
+        started = _start_if_known(pid)
         if (pid, started) != (self.identity.engine_pid, self.identity.engine_started):
             self.view.tier[:] = 0
         self.identity = update_identity(self.memory.data, engine_pid=pid, engine_started=started)
@@ -190,7 +190,7 @@ def _initialise(
         n_slots=planned.n_slots,
         n_slots_set=planned.n_slots_set,
         engine_pid=engine_pid,
-        engine_started=process_start(engine_pid) if engine_pid else 0,
+        engine_started=_start_if_known(engine_pid),
     )
     write_identity(memory.data, identity)
     file_bytes = os.fstat(descriptor).st_size
@@ -222,18 +222,33 @@ def _map(descriptor: int, planned: PlannedArena) -> Bytes:
 def _living_engine(identity: Identity | None) -> int:
     if identity is None or identity.engine_pid == 0:
         return 0
-    started = process_start(identity.engine_pid)
-    return identity.engine_pid if started and started == identity.engine_started else 0
+    try:
+        started = process_start(identity.engine_pid)
+    except OSError as error:  # nobody knows that it has gone
+        log(f"engine {identity.engine_pid} counts as alive: {error}")
+        return identity.engine_pid
+    is_same = identity.engine_started in (started, 0)  # 0: its start could not be read
+    return identity.engine_pid if started and is_same else 0
+
+
+def _start_if_known(pid: int) -> int:
+    """Return when a process started, 0 where there is none or it cannot be read."""
+    try:
+        return process_start(pid) if pid else 0
+    except OSError as error:
+        log(f"when process {pid} started is not known: {error}")
+        return 0
 
 
 def process_start(pid: int) -> int:
     """Return when a process started, in clock ticks since boot; 0 where there is none.
 
+    Raises OSError where that cannot be read, as without a descriptor left.
     Source: proc_pid_stat(5), field 22.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return 0
     return int(text.rpartition(")")[2].split()[19])
 

@@ -3,7 +3,8 @@
 Runs on the loop's thread, but for the populating. Order is everything: a slot is used only when its
 memory is there and the engine says that it can read it; memory is given back only when nothing can
 name its slots and the engine says that it has let go of them. What is populated never exceeds the
-larger of the old and the new size.
+larger of the old and the new size. A shrink that nobody let go of memory for is undone by a Resize
+back up; a session waits with one request at most.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from protocol.sizes import format_size
 from protocol.wire.messages import Ack, Added, Cancel, Drop, Dropped, Resize, Resized
 
 from .advice_desk import AdviceDesk
-from .log import log
+from .log import ClientLog
 from .outbox import Outbox
 from .sessions import Session, Sessions
 from .works import Works
@@ -30,7 +31,7 @@ class _Change:
 
     n_slots: int  # wanted
     before: int
-    requests: dict[tuple[int, int], None]  # (session, request) that wait for the end
+    waiters: dict[int, int]  # the request of each session that waits for the end
     populated: bool = False
     told: int = 0
 
@@ -38,6 +39,10 @@ class _Change:
     def grows(self) -> bool:
         """Whether slots are added."""
         return self.n_slots > self.before
+
+    def may_become(self, n_slots: int) -> bool:
+        """Whether it may end at this size instead: a smaller shrink, or none."""
+        return not self.told and self.n_slots < n_slots <= self.before
 
 
 class ResizeDesk:
@@ -51,6 +56,7 @@ class ResizeDesk:
         advice: AdviceDesk,
         loop: asyncio.AbstractEventLoop,
         settle: Callable[[], None],
+        clients: ClientLog,
     ) -> None:
         self._sessions = sessions
         self._outbox = outbox
@@ -59,30 +65,55 @@ class ResizeDesk:
         self._cache = works.loading.cache
         self._loop = loop
         self._settle = settle
+        self._clients = clients
         self._change: _Change | None = None
 
     def resize(self, session: Session, message: Resize) -> None:
         """Begin a resize; Resized comes when it has ended, or at once where it cannot be."""
-        where = (session.number, message.request)
-        if self._change is not None and where in self._change.requests:
+        number, request = session.number, message.request
+        if self._change is not None and self._change.waiters.get(number) == request:
             return
         try:
             n_slots = self._size.plan(message.n_bytes).n_slots
         except ConfigError as error:
-            self._answer(*where, str(error))
+            self._answer(number, request, str(error))
             return
         change = self._change
-        if change is not None and change.n_slots == n_slots:
-            change.requests[where] = None
-        elif change is not None:
-            n_bytes = format_size(self._size.bytes_of(change.n_slots))
-            self._answer(*where, f"a resize to {n_bytes} is under way: wait until it has ended")
-        elif n_slots == self._size.n_slots:
-            self._answer(*where, "")
+        if change is None and n_slots == self._size.n_slots:
+            self._answer(number, request, "")
+        elif change is None:
+            self._start(n_slots, number, request)
+        elif change.n_slots == n_slots:
+            self._join(change, number, request)
+        elif change.may_become(n_slots):
+            self._give_up(change, n_slots)
+            self.resize(session, message)
         else:
-            self._change = _Change(n_slots, self._size.n_slots, {where: None})
-            log(f"resizing from {self._change.before} to {n_slots} slots")
-            self._begin(self._change)
+            n_bytes = format_size(self._size.bytes_of(change.n_slots))
+            text = f"a resize to {n_bytes} is under way, {self._waits(change)}: wait for its end"
+            self._answer(number, request, text)
+
+    def _start(self, n_slots: int, number: int, request: int) -> None:
+        self._change = _Change(n_slots, self._size.n_slots, {number: request})
+        self._clients.note(f"resizing from {self._change.before} to {n_slots} slots")
+        self._begin(self._change)
+
+    def _join(self, change: _Change, number: int, request: int) -> None:
+        """Let a session wait, with this request instead of an earlier one."""
+        earlier = change.waiters.pop(number, None)
+        if earlier is not None:
+            self._answer(number, earlier, f"request {request} waits for it instead")
+        known = self._sessions.by_number
+        change.waiters = {one: waits for one, waits in change.waiters.items() if one in known}
+        change.waiters[number] = request
+
+    def _give_up(self, change: _Change, n_slots: int) -> None:
+        """End a shrink of which all memory is there still, since this size is wanted instead."""
+        wanted = format_size(self._size.bytes_of(n_slots))
+        self._end(change, f"the resize to {change.n_slots} slots was given up: {wanted} is wanted")
+        if n_slots == change.before:
+            self._set_budget(n_slots)
+            self._advice.warm_displaced()
 
     def _begin(self, change: _Change) -> None:
         if change.grows:
@@ -169,25 +200,28 @@ class ResizeDesk:
     def _end(self, change: _Change, text: str) -> None:
         self._change = None
         n_bytes = self._size.n_bytes
-        log(text or f"resized to {self._size.n_slots} slots, {format_size(n_bytes)}")
-        for number, request in change.requests:
+        self._clients.note(text or f"resized to {self._size.n_slots} slots, {format_size(n_bytes)}")
+        for number, request in change.waiters.items():
             self._answer(number, request, text)
         self._loop.call_soon(self._settle)  # there may be reads to begin now
 
     def cancel(self, session: Session, message: Cancel) -> bool:
         """Answer a resize that is waited for no longer, which goes on; False where it is none."""
         change = self._change
-        if change is None or (session.number, message.request) not in change.requests:
+        if change is None or change.waiters.get(session.number) != message.request:
             return False
-        del change.requests[session.number, message.request]
-        n_slots, waits = change.n_slots, "it is being populated"
-        if change.told:
-            waits = "the engine has not answered yet"
-        elif not change.grows:
-            waits = f"{self._cache.n_closing} slots are still in use"
-        text = f"the resize to {n_slots} slots goes on: {waits}"
+        del change.waiters[session.number]
+        text = f"the resize to {change.n_slots} slots goes on: {self._waits(change)}"
         self._answer(session.number, message.request, text)
         return True
+
+    def _waits(self, change: _Change) -> str:
+        """What a change waits for."""
+        if change.told:
+            return "the engine has not answered yet"
+        if change.grows:
+            return "it is being populated"
+        return f"{self._cache.n_closing} slots are still in use"
 
     def _answer(self, number: int, request: int, text: str) -> None:
         session = self._sessions.by_number.get(number)

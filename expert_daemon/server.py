@@ -70,7 +70,9 @@ class Server:
         self._fetches = FetchDesk(sessions, outbox, works, loop, self.settle)
         self._rows = RowDesk(sessions, outbox, works)
         self._advice = AdviceDesk(outbox, works, loop, self.settle)
-        self._resizes = ResizeDesk(sessions, outbox, works, self._advice, loop, self.settle)
+        self._resizes = ResizeDesk(
+            sessions, outbox, works, self._advice, loop, self.settle, clients
+        )
         self._traces = TraceDesk(sessions, outbox, works.tracing, loop)
         self._reports = Reports(sessions, outbox, works, self._advice)
         self._fault_desk = FaultDesk(outbox, works)

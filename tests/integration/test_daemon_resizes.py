@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
 import time
 
@@ -12,11 +13,15 @@ import pytest
 from compute.experts.miss_client import MissClient, Waiting
 from compute.load import expert_shapes
 from expert_daemon.arena_plan import plan
+from expert_daemon.log import CLIENT_LINES_A_MINUTE
+from protocol.arena.attach import AttachRequest
 from protocol.errors import DaemonLost
 from protocol.files.checkpoint import open_checkpoint
 from protocol.wire import messages as m
 from protocol.wire.client import ExpertClient
+from protocol.wire.codec import encode
 from tests.support.fake_checkpoint import write_fake_checkpoint
+from tests.support.raw_client import RawClient, hello
 from tests.support.running_daemon import DaemonProcess, daemon_thread, smallest_arena
 from tests.support.shard_bytes import expert_bytes, slot_bytes
 
@@ -430,3 +435,149 @@ def test_smaller_settings_at_a_restart_keep_the_experts_that_have_a_place(
             check_bytes(client, checkpoint)
     finally:
         daemon.close()
+
+
+class Asking:
+    """A client that sends Resizes and does not wait for what comes of them."""
+
+    def __init__(self, daemon):
+        self.raw = RawClient(daemon.runtime_dir)
+        self.welcome = self.raw.ask(hello())
+        self.life = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.life.connect(str(daemon.runtime_dir / "arena.sock"))
+        self.life.send(AttachRequest(self.welcome.session, self.welcome.generation).pack())
+        self.life.recv(256)
+
+    def say(self, message):
+        self.raw.send(encode(message, self.welcome.session, self.welcome.generation))
+
+    def resized(self):
+        """The next answer, as (request, text)."""
+        answer = self.raw.answer()
+        assert isinstance(answer, m.Resized), answer
+        return answer.request, answer.text
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.life.close()
+        self.raw.__exit__(*error)
+
+
+def until_under_way(daemon, client):
+    """Wait until the daemon has begun the last Resize."""
+    end = time.monotonic() + 10
+    while daemon.daemon._server._resizes._change is None:
+        assert time.monotonic() < end
+        patient(client.ping)
+
+
+def test_a_shrink_that_a_lease_holds_up_ends_by_a_resize_back_up(daemon, checkpoint, sizes):
+    small, large, _ = sizes
+    with ExpertClient(daemon.runtime_dir) as client, Asking(daemon) as other:
+        before = filled(client)
+        top = max(patient(client.keys).tolist(), key=lambda key: key[2])
+        leases = client.fetch([top[:2]])
+        other.say(m.Resize(1, small))
+        until_under_way(daemon, client)
+        back = client.resize(large, timeout_ms=5000)
+        assert (back.text, back.n_bytes) == ("", before["arena_bytes"])
+        request, text = other.resized()
+        assert request == 1
+        assert "was given up" in text
+        client.check(leases[0])
+        client.release(leases)
+        stats = filled(client)
+        for name in ("n_slots", "n_resident", "arena_bytes"):
+            assert stats[name] == before[name]
+        check_bytes(client, checkpoint)
+        assert client.resize(small).text == ""
+
+
+def test_what_a_shrink_given_up_has_displaced_is_read_again(daemon, sizes):
+    small, large, _ = sizes
+    with ExpertClient(daemon.runtime_dir) as client:
+        filled(client)
+        residents = patient(client.keys).tolist()
+        n_slots = daemon.daemon._server._works.size.plan(small).n_slots
+        displaced = {tuple(key[:2]) for key in residents if key[2] >= n_slots}
+        leases = client.fetch([max(residents, key=lambda key: key[2])[:2]])
+        client.resize(small, timeout_ms=100)
+        kept = {tuple(key[:2]) for key in patient(client.keys).tolist()}
+        assert len(displaced & kept) == 1  # what is leased
+        assert client.resize(large, timeout_ms=5000).text == ""
+        end = time.monotonic() + 10
+        while not displaced <= {tuple(key[:2]) for key in patient(client.keys).tolist()}:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        client.release(leases)
+
+
+def test_a_shrink_may_become_a_smaller_one(daemon, checkpoint, sizes):
+    small, _, _ = sizes
+    between = small + (100 << 10)
+    with ExpertClient(daemon.runtime_dir) as client, Asking(daemon) as other:
+        filled(client)
+        top = max(patient(client.keys).tolist(), key=lambda key: key[2])
+        leases = client.fetch([top[:2]])
+        other.say(m.Resize(1, small))
+        until_under_way(daemon, client)
+        other.say(m.Resize(2, between))
+        request, text = other.resized()
+        assert request == 1
+        assert "was given up" in text
+        client.release(leases)
+        assert other.resized() == (2, "")
+        stats = filled(client)
+        assert between - stats["slot_bytes"] < stats["arena_bytes"] <= between
+        check_bytes(client, checkpoint)
+
+
+def test_a_shrink_that_the_engine_was_told_of_is_not_given_up(daemon, checkpoint, sizes):
+    small, large, _ = sizes
+    with (
+        engine_of(daemon.runtime_dir, checkpoint) as engine,
+        ExpertClient(daemon.runtime_dir) as client,
+    ):
+        client.resize(small, timeout_ms=300)  # no slot is in use: Drop is sent at once
+        refused = client.resize(large, timeout_ms=5000).text
+        assert "is under way, the engine has not answered yet" in refused
+        (drop,) = engine.memory_changes()
+        engine.dropped(drop)
+        assert client.resize(small, timeout_ms=5000).text == ""
+        assert populated(daemon) <= small
+
+
+def test_a_session_waits_with_one_resize_and_one_that_left_with_none(daemon, sizes):
+    small, _, _ = sizes
+    resizes = daemon.daemon._server._resizes
+    with ExpertClient(daemon.runtime_dir) as client:
+        filled(client)
+        top = max(patient(client.keys).tolist(), key=lambda key: key[2])
+        leases = client.fetch([top[:2]])
+        with Asking(daemon) as gone:
+            gone.say(m.Resize(1, small))
+            until_under_way(daemon, client)
+        end = time.monotonic() + 10
+        while patient(client.stats)["n_clients"] > 1:
+            assert time.monotonic() < end
+        with Asking(daemon) as other:
+            for number in range(1, 51):
+                other.say(m.Resize(number, small))
+            for number in range(1, 50):
+                request, text = other.resized()
+                assert (request, text) == (number, f"request {number + 1} waits for it instead")
+            assert resizes._change.waiters == {other.welcome.session: 50}
+            client.release(leases)
+            assert other.resized() == (50, "")
+
+
+def test_lines_about_resizes_are_so_many_a_minute(daemon, sizes, capfd):
+    small, large, _ = sizes
+    with ExpertClient(daemon.runtime_dir) as client:
+        for _ in range(CLIENT_LINES_A_MINUTE):
+            assert client.resize(small).text == ""
+            assert client.resize(large).text == ""
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("resiz")]
+    assert 2 <= len(lines) <= CLIENT_LINES_A_MINUTE

@@ -191,7 +191,7 @@ def test_no_disk_of_a_trace_is_waited_for_beside_others(
     ):
         engine.trace(tmp_path / "first")
         touched(engine, [0])
-        errors = []
+        errors: list[str] = []
         asked = threading.Thread(target=error_of, args=(engine, tmp_path / "hung", errors))
         asked.start()
         while asked.is_alive():

@@ -57,7 +57,7 @@ def test_what_took_a_files_place_is_closed_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", ["a\0b", "a\nb", "a\x1b[2J", "a\x7f", "a\x85", "a\udcff"])
 def test_a_path_has_no_control_characters(text):
     with pytest.raises(
-        ConfigError, match="^trace 'a.*: a path has no control characters"
+        ConfigError, match=r"^trace 'a.*: a path has no control characters"
     ) as caught:
         check_path("a" * 200 + text, "trace")
     assert len(str(caught.value)) < 300

@@ -95,8 +95,7 @@ class FileChecks:
 
     def __init__(self, files: Sequence[CheckedFile], on_bytes: Callable[[int], None]) -> None:
         from expert_daemon.range_reader import RangeReader, ReadFailure
-
-        from .watched_source import WatchedSource
+        from expert_daemon.watched_source import WatchedSource
 
         self._files = list(files)
         self._on_bytes = on_bytes

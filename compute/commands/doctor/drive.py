@@ -100,9 +100,9 @@ def measured_rate(shards: Sequence[Shard], large: Sequence[int], seconds: float)
     large   numbers of the shards with room for a piece. Raises OSError, ShardError; the latter
             also where a read does not return.
     """
-    from compute.commands.watched_source import WatchedSource
     from expert_daemon.direct_io import aligned_buffer
     from expert_daemon.source import ReadKind
+    from expert_daemon.watched_source import WatchedSource
 
     source = WatchedSource(shards)
     ends_at = time.perf_counter() + seconds

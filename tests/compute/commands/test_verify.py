@@ -227,8 +227,8 @@ def test_a_read_that_never_returns_ends_it_and_is_named(source, tmp_path: Path, 
         return real(self, shard, offset, memory, kind)
 
     monkeypatch.setattr(FileSource, "read_into", read_into)
-    monkeypatch.setattr("compute.commands.watched_source.WAIT_S", 0.3)
-    monkeypatch.setattr("compute.commands.watched_source.CLOSE_S", 0.1)
+    monkeypatch.setattr("expert_daemon.watched_source.WAIT_S", 0.3)
+    monkeypatch.setattr("expert_daemon.watched_source.CLOSE_S", 0.1)
     outcome = run_command("verify", tmp_path / "b", "--jobs", "2")
     released.set()
     assert outcome.status == 1

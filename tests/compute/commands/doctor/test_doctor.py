@@ -275,8 +275,8 @@ def test_a_drive_that_does_not_answer_is_an_error(demo_dir: Path, monkeypatch: p
         return 0
 
     monkeypatch.setattr(FileSource, "read_into", read_into)
-    monkeypatch.setattr("compute.commands.watched_source.WAIT_S", 0.3)
-    monkeypatch.setattr("compute.commands.watched_source.CLOSE_S", 0.1)
+    monkeypatch.setattr("expert_daemon.watched_source.WAIT_S", 0.3)
+    monkeypatch.setattr("expert_daemon.watched_source.CLOSE_S", 0.1)
     shards = open_checkpoint(demo_dir).shards
     found = by_name(_of_disks(Host({}), open_checkpoint(demo_dir), str(demo_dir)))["drive"]
     released.set()

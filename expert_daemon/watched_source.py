@@ -12,9 +12,10 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from expert_daemon.source import Bytes, FileSource, ReadKind
 from protocol.errors import ShardError
 from protocol.files.safetensors_header import Shard
+
+from .source import Bytes, FileSource, ReadKind
 
 WAIT_S = 30.0  # for one read: a drive that mends itself takes some seconds
 POLL_S = 0.2

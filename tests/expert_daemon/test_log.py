@@ -3,12 +3,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import subprocess
 import sys
 import time
 
 import pytest
 
+from expert_daemon.__main__ import EXIT_BUG
 from expert_daemon.log import MOST_WAITING, LogWriter, flush, log, log_bug
+from tests.support.running_daemon import ROOT
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -78,3 +81,33 @@ def test_a_log_that_was_closed_is_no_reason_to_stop(tmp_path):
         writer.put("written\n")
         assert writer.flush()
     assert (tmp_path / "log").read_text() == "written\n"
+
+
+@pytest.mark.parametrize("where", ["thread", "main"])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_an_end_by_a_bug_says_so_and_waits_for_no_reader(where, is_read):
+    program = (
+        "import sys, threading\n"
+        "from expert_daemon import __main__ as daemon\n"
+        "sys.excepthook, threading.excepthook = daemon._end, daemon._end_on_bug\n"
+        "def fail(): raise ValueError('a bug')\n"
+        "if sys.argv[1] == 'main': fail()\n"
+        "threading.Thread(target=fail).start()\n"
+        "threading.Event().wait()\n"
+    )
+    reads, writes = os.pipe()
+    with os.fdopen(reads) as read_end, os.fdopen(writes, "wb") as write_end:
+        if not is_read:
+            os.set_blocking(writes, False)
+            with contextlib.suppress(BlockingIOError):
+                while os.write(writes, bytes(4096)):
+                    pass
+            os.set_blocking(writes, True)
+        command = [sys.executable, "-c", program, where]
+        ended = subprocess.run(command, check=False, stderr=write_end, cwd=ROOT, timeout=20)
+        write_end.close()
+        assert ended.returncode == EXIT_BUG
+        if is_read:
+            text = read_end.read()
+            assert "ValueError: a bug\n" in text
+            assert text.endswith("the daemon ends\n") == (where == "thread")

@@ -13,7 +13,7 @@ import pytest
 from compute.experts.miss_client import MissClient, Waiting
 from compute.load import expert_shapes
 from expert_daemon.arena_plan import plan
-from expert_daemon.log import CLIENT_LINES_A_MINUTE
+from expert_daemon.log import CLIENT_LINES_A_MINUTE, flush
 from protocol.arena.attach import AttachRequest
 from protocol.errors import DaemonLost
 from protocol.files.checkpoint import open_checkpoint
@@ -579,5 +579,6 @@ def test_lines_about_resizes_are_so_many_a_minute(daemon, sizes, capfd):
         for _ in range(CLIENT_LINES_A_MINUTE):
             assert client.resize(small).text == ""
             assert client.resize(large).text == ""
+    flush()
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("resiz")]
     assert 2 <= len(lines) <= CLIENT_LINES_A_MINUTE

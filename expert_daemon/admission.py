@@ -72,15 +72,9 @@ class Admission:
         previous = self._sessions.by_route.get(route)
         if previous is not None:
             self.end(previous)
-        if message.role == "engine" and self._sessions.engine is not None:
-            self.end(self._sessions.engine)  # of the same process, which begins anew
         session = self._sessions.begin(route, message.role, message.pid)
-        if session.role == "engine":
-            self._refused_as_busy.clear()
-            session.may_read = self.watch.absent
-            self._engines.attached()
-            self.watch.begin(session.pid, connected=True)
-            self._arena.note_engine(session.pid)
+        if session.role == "engine":  # several may wait: anybody can say Hello
+            self._engines.welcomed()
         self._loop.call_later(ATTACH_MS / 1e3, self._check_attached, session)
         self._outbox.send(session, self._engines.welcome(session))
 
@@ -93,8 +87,22 @@ class Admission:
             raise ProtocolError(f"session {request.session} is attached already")
         if peer.pid != session.pid:
             raise ProtocolError(f"session {request.session} is pid {session.pid}, not {peer.pid}")
+        if session.role == "engine":
+            self._take_place(session)
         session.is_attached = session.may_read = True
         return Grant(session.number, session.role == "engine")
+
+    def _take_place(self, session: Session) -> None:
+        """Make a session the engine, and have the others that wait begin again."""
+        if self.watch.absent and self.watch.pid != session.pid:
+            raise ProtocolError(f"engine {self.watch.pid} may still read the arena")
+        for other in self._sessions.waiting_engines:
+            if other is not session:
+                self.end(other)
+        self._sessions.engine = session
+        self._refused_as_busy.clear()
+        self.watch.begin(session.pid, connected=True)
+        self._arena.note_engine(session.pid)
 
     def bye(self, session: Session, _message: Bye) -> None:
         """The client leaves in order: an engine reads nothing more."""
@@ -122,6 +130,9 @@ class Admission:
         elif is_engine:
             self.watch.end()
             self._engine_gone()
+        elif session.role == "engine":
+            if not (self.watch.pid or self._sessions.waiting_engines):
+                self._engine_gone()
         else:
             self._fetches.client_gone(session)
 
@@ -149,10 +160,7 @@ class Admission:
         pid = 0
         engine = self._sessions.engine
         if engine is not None:
-            begins_anew = engine.route == route or (
-                engine.pid == message.pid and not engine.is_attached
-            )
-            pid = 0 if begins_anew else engine.pid
+            pid = 0 if engine.route == route else engine.pid  # 0: it begins anew
         elif self.watch.absent and self.watch.pid != message.pid:
             pid = self.watch.pid
         if pid == 0:
@@ -170,6 +178,8 @@ class Admission:
     def _engine_died(self) -> None:
         """It ended without a word: by a signal, or because its device failed."""
         log(f"engine {self.watch.last_pid} died without Bye")
+        for session in self._sessions.waiting_engines:  # of that process, by what they said
+            self.end(session)
         self._engine_gone()
         self._suspects.engine_died()
 

@@ -79,8 +79,8 @@ class EngineDesk:
         scores = self._arena.view.headers["score"][:n_slots]
         return bytes(np.nan_to_num(scores).astype("<f4").data)
 
-    def attached(self) -> None:
-        """An engine has been welcomed; nothing of it is acknowledged yet."""
+    def welcomed(self) -> None:
+        """An engine is about to be sent the whole table; nothing of it is acknowledged yet."""
         self._reads.clear()
         self._cache.engine_attached()
 

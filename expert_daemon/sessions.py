@@ -1,7 +1,7 @@
 """Who is connected: sessions by their ZeroMQ route and by number, and the one engine.
 
-No sockets here. Invariants: a session's number is never used again; at most one session is an
-engine.
+No sockets here. Invariants: a session's number is never used again; of those that said Hello as the
+engine the first that attaches is the engine, and beside it there is no other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Session:
     pid: int
     is_attached: bool = False  # it holds a descriptor connection, its sign of life
     is_lost: bool = False  # it could not be sent to and is about to be ended
-    may_read: bool = False  # an engine that holds the arena, or held it before
+    may_read: bool = False  # it holds the arena, or held it when its client was lost
     is_stuck: bool = False  # a Ping is unanswered for long
     heard_at: float = 0.0  # when anything last came from it [s, monotonic]
     pinged_at: float = 0.0  # when it was sent the Ping that it has not answered; 0: none
@@ -37,16 +37,19 @@ class Sessions:
     n_begun: int = 0
 
     def begin(self, route: bytes, role: str, pid: int) -> Session:
-        """Return a new session; its route has none, and an engine's predecessor has ended."""
+        """Return a new session; its route has none."""
         assert route not in self.by_route
         self.n_begun += 1
         session = Session(self.n_begun, route, role, pid, heard_at=time.monotonic())
         self.by_route[route] = session
         self.by_number[session.number] = session
-        if role == "engine":
-            assert self.engine is None
-            self.engine = session
         return session
+
+    @property
+    def waiting_engines(self) -> list[Session]:
+        """Those that said Hello as the engine and are not attached, by number."""
+        all_engines = [s for s in self.by_number.values() if s.role == "engine"]
+        return [session for session in all_engines if session is not self.engine]
 
     def end(self, session: Session) -> bool:
         """Forget a session; False where it had ended before."""

@@ -23,6 +23,8 @@ class Rig:
         for number, role in enumerate(roles):
             session = self.sessions.begin(bytes([number]), role, 1000 + number)
             session.is_attached = True
+            if role == "engine":
+                self.sessions.engine = session
             session.heard_at = self.now
             self.all.append(session)
         outbox: object = self.outbox

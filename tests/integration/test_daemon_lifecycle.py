@@ -19,9 +19,12 @@ from expert_daemon.daemon import Daemon
 from protocol.arena.layout import SlotState
 from protocol.errors import ConfigError, DaemonLost
 from protocol.files.checkpoint import open_checkpoint
+from protocol.wire import messages as m
 from protocol.wire.client import ExpertClient
+from protocol.wire.codec import encode
 from tests.support.fake_checkpoint import write_fake_checkpoint
 from tests.support.faulty_source import Faults
+from tests.support.raw_client import RawClient, hello
 from tests.support.running_daemon import (
     ROOT,
     DaemonProcess,
@@ -453,6 +456,11 @@ def test_while_an_engine_lives_without_its_daemon_no_other_takes_its_place(
     daemon.start()
     from protocol.errors import DaemonBusy
 
+    with RawClient(runtime_dir) as raw:  # claims to be that process, and to have done
+        engine = {"role": "engine", "fingerprint": checkpoint.fingerprint, "top_k_batch": TOP_K}
+        welcome = raw.ask(hello(**engine, pid=child.pid))
+        raw.send(encode(m.Bye(), welcome.session, welcome.generation))
+        assert raw.ask(encode(m.Stats(1), 0, 0)).reason == "hello_first"
     with pytest.raises(DaemonBusy, match=str(child.pid)):
         engine_of(runtime_dir, checkpoint, hello_ms=300)
     child.kill()

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from protocol.arena.attach import AttachRequest, attach
 from protocol.errors import DaemonBusy, DaemonLost, ProtocolError, ShardError
 from protocol.files.checkpoint import open_checkpoint
 from protocol.wire import messages as m
@@ -217,17 +218,57 @@ def test_messages_before_hello_and_of_another_session_are_refused(daemon, checkp
         assert fetch.reason == "hello_first"  # it does not hold the descriptor connection
 
 
-def test_an_engine_that_never_attaches_makes_room(daemon, checkpoint):
+def engine_hello(checkpoint, **fields):
+    return hello(role="engine", fingerprint=checkpoint.fingerprint, top_k_batch=1, **fields)
+
+
+def test_who_says_hello_as_the_engine_and_never_attaches_keeps_no_engine_out(daemon, checkpoint):
     with RawClient(daemon.runtime_dir) as raw:
-        welcome = raw.ask(
-            hello(fingerprint=checkpoint.fingerprint, role="engine", top_k_batch=1, pid=1)
-        )
-        assert isinstance(welcome, m.Welcome)
-        with pytest.raises(DaemonBusy, match=r"pid 1\)"):
-            engine_of(daemon, checkpoint, hello_ms=200)
-        engine_of(daemon, checkpoint, hello_ms=5000).close()
-        ended = raw.ask(encode(m.Stats(1), welcome.session, welcome.generation))
-        assert ended.reason == "hello_first"
+        for _ in range(3):
+            welcome = raw.ask(engine_hello(checkpoint, pid=1))
+            assert isinstance(welcome, m.Welcome)
+        with engine_of(daemon, checkpoint, hello_ms=200) as engine:
+            stats = encode(m.Stats(1), welcome.session, welcome.generation)
+            assert raw.ask(stats).reason == "hello_first"
+            refused = raw.ask(engine_hello(checkpoint, pid=1))
+            assert (refused.reason, refused.pid) == ("busy", os.getpid())
+            assert engine.miss(2, [1]).errors == ()
+
+
+def test_of_two_that_say_hello_as_the_engine_the_first_that_attaches_is_the_engine(
+    daemon, checkpoint
+):
+    with RawClient(daemon.runtime_dir) as one, RawClient(daemon.runtime_dir) as other:
+        first, second = (raw.ask(engine_hello(checkpoint)) for raw in (one, other))
+        miss = encode(m.MissRequest(1, 0, 0, (1,), (), 0, 0), first.session, first.generation)
+        assert one.ask(miss).reason == "hello_first"
+        attached = attach_to(first)
+        assert isinstance(one.ask(miss), m.SlotChanges)
+        with pytest.raises(DaemonLost, match=f"no session {second.session}"):
+            attach_to(second)
+        attached.close()
+
+
+def test_the_arena_is_given_back_once_none_that_said_hello_as_the_engine_is_left(
+    daemon, checkpoint
+):
+    with RawClient(daemon.runtime_dir) as one, RawClient(daemon.runtime_dir) as other:
+        welcomes = [one.ask(engine_hello(checkpoint, pid=1))]
+        welcomes.append(other.ask(engine_hello(checkpoint, pid=2)))
+        for raw, welcome, is_left in zip((one, other), welcomes, (True, False), strict=True):
+            raw.send(encode(m.Bye(), welcome.session, welcome.generation))
+            assert raw.ask(encode(m.Stats(1), 0, 0)).reason == "hello_first"
+            assert daemon.daemon.cache.has_engine == is_left
+
+
+def attach_to(welcome):
+    return attach(
+        welcome.descriptor_address,
+        AttachRequest(welcome.session, welcome.generation),
+        n_bytes=welcome.arena_bytes,
+        arena_id=welcome.arena_id,
+        timeout_s=5,
+    )
 
 
 def test_a_message_for_another_role_is_refused(daemon, engine):

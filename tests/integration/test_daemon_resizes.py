@@ -568,6 +568,7 @@ def test_a_session_waits_with_one_resize_and_one_that_left_with_none(daemon, siz
             for number in range(1, 50):
                 request, text = other.resized()
                 assert (request, text) == (number, f"request {number + 1} waits for it instead")
+            patient(client.stats)  # the loop has seen to the last one by its answer
             assert resizes._change.waiters == {other.welcome.session: 50}
             client.release(leases)
             assert other.resized() == (50, "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import socket
 import statistics
 import subprocess
@@ -118,18 +117,23 @@ def n_descriptors(pid):
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
+WITH_FEW_DESCRIPTORS = """
+import resource, runpy
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, ({}, hard))
+runpy.run_module("expert_daemon", run_name="__main__", alter_sys=True)
+"""
+
+
 def test_silent_connections_beyond_the_usual_limit_end_no_daemon_and_are_dropped(
     model, runtime_dir
 ):
     """ZeroMQ aborts its process where it cannot accept for want of a descriptor."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = 128
     n_silent = 3 * few
+    program = ("-c", WITH_FEW_DESCRIPTORS.format(few))
     with contextlib.ExitStack() as stack:
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
-        daemon = stack.enter_context(daemon_process(model, runtime_dir))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        daemon = stack.enter_context(daemon_process(model, runtime_dir, program=program))
         reader = stack.enter_context(ExpertClient(runtime_dir))
         began = n_descriptors(daemon.pid)
         for _ in range(n_silent):

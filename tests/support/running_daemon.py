@@ -121,9 +121,11 @@ class DaemonProcess:
 
 
 @contextlib.contextmanager
-def daemon_process(model: Path | str, runtime_dir: Path, *flags: str) -> Iterator[DaemonProcess]:
+def daemon_process(
+    model: Path | str, runtime_dir: Path, *flags: str, **options: Any
+) -> Iterator[DaemonProcess]:
     """A started DaemonProcess, gone at the end."""
-    daemon = DaemonProcess(model, runtime_dir, *flags)
+    daemon = DaemonProcess(model, runtime_dir, *flags, **options)
     try:
         daemon.start()
         yield daemon

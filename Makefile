@@ -22,7 +22,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 ARGS ?=
-WORKERS ?= 3
+WORKERS ?= 2
 # A bare `torch` is a CUDA build of several gigabytes: ask for it only where there is a GPU for it.
 TORCH ?= $(if $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null),torch>=2.11,torch==2.13.0)
 

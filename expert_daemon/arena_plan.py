@@ -14,6 +14,7 @@ from protocol.arena.layout import PIECES, ArenaLayout, Rooms
 from protocol.errors import ProtocolError
 from protocol.files.checkpoint import Checkpoint
 from protocol.files.slice_map import SlotImage
+from protocol.host_memory import host_memory
 
 from .budget import Budget, before_slots, common_slots, minimum_slots, plan_arena, slot_budget
 from .populate import available_bytes
@@ -126,8 +127,10 @@ def _ring_rows(surplus_bytes: int, max_surplus_bytes: int, row_bytes: int) -> in
 
 
 def _automatic_size() -> int:
-    """Half of the machine's memory, or what is available where that is less."""
-    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    """Half of our memory (a control group's limit counts), or what is available where less."""
+    half = (
+        host_memory().own_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    ) // 2
     return min(half, available_bytes() or half)
 
 

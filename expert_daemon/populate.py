@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import ConfigError
+from protocol.host_memory import host_memory
 from protocol.sizes import format_size
 
 from .log import log
@@ -130,11 +131,6 @@ def punch_hole(descriptor: int, offset: int, n_bytes: int) -> None:
 
 
 def available_bytes() -> int:
-    """Return the memory that the machine could give now; 0 where it does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
+    """Return the memory that the machine, or our control group, could give now; 0: unknown."""
+    memory = host_memory()
+    return max(memory.available_bytes, 1) if memory.total_bytes else 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-_LIMIT_NONE = 1 << 60  # control groups write a huge number where there is no limit
+from protocol.host_memory import host_memory
+
 _GPU_QUERY = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 _GPU_SECONDS = 10
 
@@ -32,61 +32,9 @@ class MachineMemory:
 
 
 def machine_memory(root: Path = Path("/")) -> MachineMemory:
-    """Read /proc/meminfo, the control group's limits and nvidia-smi, where they are."""
-    total, available = _meminfo(root / "proc/meminfo")
-    groups = list(_group_directories(root))
-    limits = [limit for limit, _ in groups]
-    rooms = [max(0, limit - used) for limit, used in groups]
-    return MachineMemory(
-        total_bytes=total,
-        available_bytes=min([available, *rooms]),
-        limit_bytes=min(limits, default=None),
-        gpus=_gpus(),
-    )
-
-
-def _meminfo(path: Path) -> tuple[int, int]:
-    try:
-        text = path.read_text()
-    except OSError:
-        return 0, 0
-    sizes = {name: int(kib) << 10 for name, kib in re.findall(r"(\w+):\s+(\d+) kB", text)}
-    total = sizes.get("MemTotal", 0)
-    return total, sizes.get("MemAvailable", total)
-
-
-def _group_directories(root: Path) -> list[tuple[int, int]]:
-    """(limit, used) bytes of every control group above this process that has a limit."""
-    found: list[tuple[int, int]] = []
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, limit, used = root / "sys/fs/cgroup", "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            top = root / "sys/fs/cgroup/memory"
-            limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        directory = top / path.lstrip("/")
-        for group in (directory, *directory.parents):
-            limit_bytes = _number(group / limit)
-            if limit_bytes is not None and limit_bytes < _LIMIT_NONE:
-                found.append((limit_bytes, _number(group / used) or 0))
-            if group == top:
-                break
-    return found
-
-
-def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
+    """Read the host's memory, the control groups' limits and nvidia-smi, where they are."""
+    host = host_memory(root)
+    return MachineMemory(host.total_bytes, host.available_bytes, host.limit_bytes, _gpus())
 
 
 def _gpus() -> tuple[Gpu, ...]:

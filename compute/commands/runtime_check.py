@@ -19,6 +19,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from compute.config import ComputeConfig, add_config_arguments, load_config
+from protocol.host_memory import host_memory
 
 if TYPE_CHECKING:
     from compute.experts.device_experts import DeviceExperts
@@ -186,8 +187,7 @@ def _half_of_the_experts(checkpoint: Checkpoint) -> int | None:
     from .checkpoint_facts import size_for
 
     n_bytes = size_for(checkpoint, checkpoint.config.n_keys // 2)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return n_bytes if n_bytes <= memory // 2 else None
+    return n_bytes if n_bytes <= host_memory().own_bytes // 2 else None
 
 
 def _line(outcome: Outcome, good: str) -> str:

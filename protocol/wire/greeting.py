@@ -62,6 +62,7 @@ def _attached(dealer: Socket, path: Path, welcome: Welcome) -> Connection:
 def _say_hello(dealer: Socket, path: Path, hello: Hello, deadline: Deadline) -> Welcome | None:
     """The Welcome, or None where it is time to try on a new socket."""
     frame = encode(hello)
+    busy: DaemonBusy | None = None
     while True:
         if not dealer.poll(deadline.left_ms, zmq.POLLOUT):
             raise DaemonLost(
@@ -71,24 +72,28 @@ def _say_hello(dealer: Socket, path: Path, hello: Hello, deadline: Deadline) -> 
         if not dealer.poll(min(deadline.left_ms, HELLO_AGAIN_MS), zmq.POLLIN):
             if deadline.left_ms > 0:
                 return None
+            if busy is not None:  # the time left was too short for one more answer
+                raise busy
             raise DaemonLost(
                 f"{path}: connected, but no answer to Hello within {deadline.total_ms:g} ms"
             )
         answer = decode(dealer.recv(zmq.NOBLOCK)).message
         if isinstance(answer, Welcome):
             return answer
-        _wait_where_busy(path, answer, deadline)
+        busy = _wait_where_busy(path, answer, deadline)
 
 
-def _wait_where_busy(path: Path, answer: Message, deadline: Deadline) -> None:
-    """Sleep until Hello may be said again; raises where that has no sense."""
+def _wait_where_busy(path: Path, answer: Message, deadline: Deadline) -> DaemonBusy:
+    """Sleep until Hello may be said again, and return why; raises where that has no sense."""
     if not isinstance(answer, Refused):
         raise ProtocolError(f"{path}: Hello was answered by {type(answer).__name__}")
     if answer.reason != "busy":
         advice = _OTHER_MODEL if answer.reason == "fingerprint" else ""
         raise ProtocolError(f"{path}: Hello refused ({answer.reason}): {answer.text}{advice}")
+    pid = f" (pid {answer.pid})"
+    named = answer.text if pid in answer.text else answer.text + pid
+    busy = DaemonBusy(f"{path}: {named}", answer.pid)
     if answer.retry_ms == 0 or answer.retry_ms >= deadline.left_ms:
-        pid = f" (pid {answer.pid})"
-        named = answer.text if pid in answer.text else answer.text + pid
-        raise DaemonBusy(f"{path}: {named}", answer.pid)
+        raise busy
     time.sleep(answer.retry_ms / 1000)
+    return busy

@@ -199,6 +199,21 @@ def test_second_engine_waits_until_the_first_has_gone(
         ExpertClient(runtime_dir, "engine", FINGERPRINT, hello_ms=600)
 
 
+def test_an_engine_whose_last_hello_has_no_time_for_an_answer_is_told_who_is_in_the_way(
+    daemon: FakeDaemon, runtime_dir: Path
+) -> None:
+    said: list[int] = []
+
+    def busy_once(_daemon: Any, _session: Any, _message: Any) -> list[Any]:
+        said.append(1)
+        return [m.Refused("busy", "another engine", 20, 4321)] if len(said) == 1 else []
+
+    daemon.on[m.Hello] = busy_once
+    with _within(4), pytest.raises(DaemonBusy, match=r"another engine \(pid 4321\)"):
+        ExpertClient(runtime_dir, "engine", FINGERPRINT, hello_ms=120)
+    assert len(said) == 2
+
+
 def test_hello_says_who_we_are(daemon: FakeDaemon, engine: ExpertClient) -> None:
     hello = daemon.received[0]
     assert hello == m.Hello(m.PROTOCOL_VERSION, "engine", FINGERPRINT, b"", 6, os.getpid())

@@ -169,8 +169,7 @@ class Admission:
 
     def _check_attached(self, session: Session) -> None:
         if not session.is_attached and self._sessions.by_number.get(session.number) is session:
-            who = f"session {session.number} (pid {session.pid})"
-            self._clients.note(f"{who} did not attach in time: ended")
+            self._clients.note(f"{session.who} did not attach in time: ended")
             self.end(session)
             self._settle()
             self._outbox.look_again()

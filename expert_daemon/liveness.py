@@ -42,7 +42,7 @@ class Liveness:
         session.pinged_at = 0.0
         if session.is_stuck:
             session.is_stuck = False
-            log(f"session {session.number} (pid {session.pid}) answers again")
+            log(f"{session.who} answers again")
 
     def look(self) -> None:
         """Ping who has been silent; note who has not answered."""

@@ -77,8 +77,7 @@ class Outbox:
         if not self._router.send(session.route, frame):
             session.is_lost = True
             self._counters.clients_dropped += 1
-            who = f"session {session.number} (pid {session.pid})"
-            self._clients.note(f"{who} does not read: dropped")
+            self._clients.note(f"{session.who} does not read: dropped")
             self._lost(session)
 
     def look_again(self) -> None:

@@ -26,6 +26,11 @@ class Session:
     pinged_at: float = 0.0  # when it was sent the Ping that it has not answered; 0: none
     sent_version: int = 0  # table version that an engine has been told
 
+    @property
+    def who(self) -> str:
+        """How the log names it."""
+        return f"session {self.number} (pid {self.pid})"
+
 
 @dataclass(slots=True)
 class Sessions:

@@ -2,7 +2,8 @@
 
 Run as `python -m expert_daemon.exporter RUNTIME_DIR ADDRESS`; the daemon does so when it was given
 `--metrics`. A process of its own, so that rendering and HTTP never take the daemon's interpreter.
-It is an ordinary reader of the daemon's and ends with it. The main thread owns the client.
+It is an ordinary reader of the daemon's and ends with it. The main thread owns the client. That it
+serves, or why it ends, it says on standard output: who began it knows whether that is news.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from .exported import (
     read_buckets,
     samples,
 )
-from .log import ClientLog, log
+from .exporter_child import SERVING
+from .log import ClientLog
 from .metrics_address import parse_address
 from .scrape_server import ScrapeServer, make_server
 
@@ -142,6 +144,7 @@ def main(arguments: Sequence[str]) -> int:
         with ExpertClient(runtime_dir, hello_ms=HELLO_MS) as client:
             collector = DaemonCollector()
             server = make_server(address, collector)
+            _say(SERVING)
             try:
                 serve(client, collector, server)
             finally:
@@ -149,11 +152,16 @@ def main(arguments: Sequence[str]) -> int:
                 if address.path:
                     Path(address.path).unlink(missing_ok=True)
     except ConfigError as error:
-        log(f"metrics: {error}")
+        _say(str(error))
         return 1
     except HeadraceError:
         return 0  # the daemon is gone
     return 0
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more
+        os.write(sys.stdout.fileno(), f"{line.replace(chr(10), ' ')}\n".encode())
 
 
 if __name__ == "__main__":

@@ -125,6 +125,23 @@ def test_it_is_served_on_loopback_and_again_by_the_next_daemon(model, runtime_di
             assert time.monotonic() < end
 
 
+def test_an_address_that_is_taken_is_told_once_and_when_it_is_free_again(model, runtime_dir):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with daemon_process(model, runtime_dir, "--metrics", f"127.0.0.1:{port}") as daemon:
+            end = time.monotonic() + 30
+            while "Address already in use" not in daemon.log.read_text():
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            assert sum("metrics: " in line for line in daemon.log.read_text().splitlines()) == 1
+            holder.close()
+            while f"metrics: served at 127.0.0.1:{port} now" not in daemon.log.read_text():
+                assert time.monotonic() < end
+                time.sleep(0.05)
+
+
 def test_scrapers_that_say_nothing_keep_neither_the_others_nor_the_daemon(model, runtime_dir):
     path = runtime_dir / "m.sock"
     with daemon_process(model, runtime_dir, "--metrics", f"unix:{path}"):

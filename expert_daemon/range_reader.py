@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+from collections.abc import Callable
 
 from .read_plan import Fragment, Part
 from .source import Bytes, ReadKind, Source
@@ -15,6 +16,8 @@ MAX_RETRIES = 2
 MAX_WINDOW_BYTES = 4 << 20  # a part at once: each further read waits for its thread to be woken
 MAX_ALIGNMENT = 1 << 16
 BOUNCE_BYTES = MAX_WINDOW_BYTES + 2 * MAX_ALIGNMENT  # what a thread that reads parts needs
+
+Shown = Callable[[Bytes, int], None]  # bytes of a shard, and the place of the first
 
 
 class ReadFailure(Exception):
@@ -35,22 +38,41 @@ class RangeReader:
         self._straight = straight
         self.n_retries = 0  # for statistics: two threads at once may count one
 
-    def read_part(self, part: Part, slot: Bytes, slot_address: int, bounce: Bytes) -> None:
+    def read_part(
+        self,
+        part: Part,
+        slot: Bytes,
+        slot_address: int,
+        bounce: Bytes,
+        shown: Shown | None = None,
+    ) -> None:
         """Read a part's fragments into `slot`, u8 [slot_bytes], through `bounce` where needed.
+
+        shown  is called with all of the part's bytes before they are copied, if they are
 
         A fragment alone whose place in the file and in memory are congruent to the alignment may
         be read straight into the slot, but for a head and a tail of less than an alignment. That
         pays where the slot is in huge pages: on small ones the kernel's work for each page, and
-        the drive's for each of so many pieces, take longer than the copy that it saves.
+        the drive's for each of so many pieces, take longer than the copy that it saves. Through the
+        page cache the kernel copies in any case, so each fragment goes straight to its place.
         """
         align = self.source.alignment(part.shard)
+        if align == 1:
+            self._read_cached(part, slot)
+            return
         if self._straight and len(part.whole) == 1:
             (fragment,) = part.fragments
             skew = (slot_address + fragment.slot_offset - fragment.offset) % align
             if skew == 0:
                 self._read_straight(fragment, slot, bounce, align)
                 return
-        self._read_through(part, slot, bounce, align)
+        self._read_through(part, slot, bounce, align, shown)
+
+    def _read_cached(self, part: Part, slot: Bytes) -> None:
+        for fragment in part.fragments:
+            place = slot[fragment.slot_offset : fragment.slot_offset + fragment.n_bytes]
+            n_bytes = fragment.n_bytes
+            self.read_range(part.shard, fragment.offset, place, n_bytes=n_bytes, align=1)
 
     def _read_straight(self, fragment: Fragment, slot: Bytes, bounce: Bytes, align: int) -> None:
         start, stop = fragment.offset, fragment.offset + fragment.n_bytes
@@ -67,13 +89,17 @@ class RangeReader:
                 edge = Fragment(fragment.shard, a, b - a, fragment.slot_offset + a - start)
                 self._read_through(Part(fragment.shard, a, b, (edge,)), slot, bounce, align)
 
-    def _read_through(self, part: Part, slot: Bytes, bounce: Bytes, align: int) -> None:
+    def _read_through(
+        self, part: Part, slot: Bytes, bounce: Bytes, align: int, shown: Shown | None = None
+    ) -> None:
         step = (len(bounce) - 2 * align) // align * align
         start = part.start // align * align
         while start < part.stop:
             stop = min(part.stop, start + step)
             window = bounce[: -(-(stop - start) // align) * align]
             self.read_range(part.shard, start, window, n_bytes=stop - start, align=align)
+            if shown is not None and start <= part.start and stop == part.stop:
+                shown(window, start)
             for fragment in part.whole:
                 first = max(fragment.offset, part.start, start)
                 last = min(fragment.offset + fragment.n_bytes, stop)

@@ -274,8 +274,9 @@ class ExpertReader:
         part, rates = read.parts[number], self.copies.rates
         n_bytes = part.stop - part.start
         began = read.begun[number] = time.monotonic_ns()
+        shown = partial(self._show, read, number) if read.hashes_early else None
         try:
-            self._ranges.read_part(part, read.memory, read.address, bounce)
+            self._ranges.read_part(part, read.memory, read.address, bounce, shown)
         except ReadFailure as failure:
             rates.note_failed(read.copy, n_bytes, time.monotonic_ns() - began)
             return failure
@@ -285,6 +286,9 @@ class ExpertReader:
         if read.hashes_early:
             self._prefix_of(read).arrived(number)
         return None
+
+    def _show(self, read: ExpertRead, number: int, window: Bytes, first: int) -> None:
+        self._prefix_of(read).offer(number, window, first)
 
     def _finish(self, read: ExpertRead) -> None:
         pieces = self._pieces[read.key[0]]

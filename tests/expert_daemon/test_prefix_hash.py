@@ -40,11 +40,35 @@ def test_parts_in_any_order_give_the_checksum_of_the_whole_slot(slot, cut, data)
     parts = plan_parts(fragments, ReadShape(cut, 8))
     prefix = PrefixHash(memory, parts, pieces)
     for number in data.draw(st.permutations(range(len(parts)))):
-        for fragment in parts[number].fragments:
+        part = parts[number]
+        if data.draw(st.booleans()):
+            prefix.offer(number, window_of(part, content), part.start)
+        for fragment in part.fragments:
             place = slice(fragment.slot_offset, fragment.slot_offset + fragment.n_bytes)
             memory[place] = content[place]
         prefix.arrived(number)
     assert prefix.finish() == slot_checksum(content, pieces)
+
+
+def window_of(part, content):
+    """The part's bytes of the shard; between its fragments there are others."""
+    window = np.full(part.stop - part.start, 255, np.uint8)
+    for fragment in part.fragments:
+        start = fragment.offset - part.start
+        place = slice(fragment.slot_offset, fragment.slot_offset + fragment.n_bytes)
+        window[start : start + fragment.n_bytes] = content[place]
+    return window
+
+
+def test_what_is_offered_in_its_turn_is_not_read_again():
+    content = np.random.default_rng(2).integers(0, 256, 4000, dtype=np.uint8)
+    parts = plan_parts([Fragment(0, 7, 4000, 0)], ReadShape(1000, 8))
+    slot = np.zeros(4000, np.uint8)
+    prefix = PrefixHash(slot, parts, [(0, 4000)])
+    for number, part in enumerate(parts):
+        prefix.offer(number, window_of(part, content), part.start)
+        prefix.arrived(number)
+    assert prefix.finish() == slot_checksum(content, [(0, 4000)])
 
 
 def test_a_part_that_is_missing_is_no_checksum():

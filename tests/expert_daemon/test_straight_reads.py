@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from expert_daemon import populate
 from expert_daemon.direct_io import aligned_buffer
 from expert_daemon.range_reader import RangeReader
 from expert_daemon.read_plan import Fragment, plan_parts
@@ -51,20 +50,39 @@ def test_aligned_parts_go_to_the_slot_only_where_that_pays(source, straight):
     assert slot.tobytes() == source.path(0).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("choice", "n_bytes", "wanted"),
-    [
-        ("always within_size advise [never] deny force", 8 << 30, False),
-        ("always within_size [advise] never deny force", 8 << 30, True),
-        ("always within_size [advise] never deny force", 8 << 20, False),
-        ("", 8 << 30, False),
-    ],
-)
-def test_an_arena_has_huge_pages_where_the_host_gives_them(
-    tmp_path, monkeypatch, choice, n_bytes, wanted
+def test_through_the_page_cache_each_fragment_goes_to_its_place_and_nothing_beside_it(tmp_path):
+    content = np.random.default_rng(0).integers(1, 256, N_BYTES, np.uint8)
+    path = tmp_path / "shard"
+    path.write_bytes(content.tobytes())
+    files = NotingSource([Shard(path, N_BYTES)], direct=False)
+    slot, bounce = aligned_buffer(N_BYTES), aligned_buffer(2 << 20)
+    first = slot.__array_interface__["data"][0]
+    fragments = [Fragment(0, 11, 1 << 20, 2 << 20), Fragment(0, (1 << 20) + 100, 5000, 3)]
+    for part in plan_parts(fragments):
+        RangeReader(files, straight=False).read_part(part, slot, first, bounce)
+    files.close()
+    wanted = np.zeros(N_BYTES, np.uint8)
+    for _, offset, n_bytes, place in fragments:
+        wanted[place : place + n_bytes] = content[offset : offset + n_bytes]
+    assert all(first <= address < first + N_BYTES for address in files.addresses)
+    assert slot.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize(("bounce_bytes", "n_shown"), [(2 << 20, 3), (256 << 10, 0)])
+def test_a_part_is_shown_before_it_is_copied_where_the_bounce_buffer_holds_it(
+    source, bounce_bytes, n_shown
 ):
-    path = tmp_path / "shmem_enabled"
-    if choice:
-        path.write_text(choice)
-    monkeypatch.setattr(populate, "_SHMEM_ENABLED", path)
-    assert populate.may_have_huge_pages(n_bytes) is wanted
+    slot, bounce = aligned_buffer(N_BYTES), aligned_buffer(bounce_bytes)
+    shown = []
+
+    def show(window, first):
+        assert not slot[first : first + len(window)].any()
+        shown.append((first, window.tobytes()))
+
+    ranges = RangeReader(source, straight=False)
+    for part in plan_parts([Fragment(0, 0, N_BYTES, 0)]):
+        ranges.read_part(part, slot, slot.__array_interface__["data"][0], bounce, show)
+    content = source.path(0).read_bytes()
+    assert len(shown) == n_shown
+    assert all(content[first:].startswith(window) for first, window in shown)
+    assert slot.tobytes() == content

@@ -22,13 +22,20 @@ import numpy as np
 from protocol.arena.fds import check_sealed, create_arena
 from protocol.arena.identity import Identity, read_identity, update_identity, write_identity
 from protocol.arena.layout import ArenaView, SlotState
+from protocol.arena.mapping import map_file
 from protocol.errors import ConfigError, ProtocolError
 from protocol.sizes import format_size
 
 from .arena_plan import PlannedArena, plan
 from .arena_search import arena_name, claim
 from .log import log
-from .populate import ask_for_huge_pages, available_bytes, populate
+from .populate import (
+    available_bytes,
+    huge_bytes,
+    populate,
+    punch_hole,
+    tell_of_small_pages,
+)
 from .source import Bytes
 
 __all__ = [
@@ -43,6 +50,7 @@ __all__ = [
 ]
 
 ARENA_NAME = "arena"
+HUGE_WORTH_BYTES = 1 << 30  # of an arena, before anything is said about its pages
 STAMP = np.dtype("<u8")  # the first word of the policy section
 
 
@@ -59,6 +67,12 @@ class Arena:
     engine_pid: int  # of a living process that may still read it, 0 where there is none
     is_taken_over: bool = False  # the file was there before
     is_suspect: bool = False  # its engine died without a word, and nobody has looked at it since
+    huge_bytes: int = 0  # in pages of 2 MiB, when it was opened
+
+    @property
+    def is_huge(self) -> bool:
+        """Whether most of it is in pages of 2 MiB."""
+        return 2 * self.huge_bytes > self.view.layout.populated_bytes(self.identity.n_slots)
 
     def slot(self, slot: int) -> Bytes:
         """One slot's bytes, writable."""
@@ -98,6 +112,14 @@ def open_arena(planned: PlannedArena, whose: ArenaOf, passed: int | None) -> Are
 
     Raises ConfigError where the memory cannot be had.
     """
+    arena = _taken_over_or_new(planned, whose, passed)
+    arena.huge_bytes = huge_bytes(arena.memory)
+    if planned.n_bytes >= HUGE_WORTH_BYTES and not (arena.is_huge or arena.is_taken_over):
+        tell_of_small_pages()
+    return arena
+
+
+def _taken_over_or_new(planned: PlannedArena, whose: ArenaOf, passed: int | None) -> Arena:
     if passed is not None:
         try:
             check_sealed(passed)
@@ -200,16 +222,14 @@ def _initialise(
 def _map(descriptor: int, planned: PlannedArena) -> Bytes:
     layout = planned.layout
     file_bytes = os.fstat(descriptor).st_size
-    mapping = mmap.mmap(descriptor, file_bytes, mmap.MAP_SHARED)
+    memory: Bytes = np.frombuffer(map_file(descriptor, file_bytes, writable=True), np.uint8)
     slots = layout.slots_range(0, planned.n_slots)
     used = sum(slots)
-    unused = file_bytes // mmap.PAGESIZE * mmap.PAGESIZE - used
-    if unused > 0:  # a larger predecessor may have left pages there
-        mapping.madvise(mmap.MADV_REMOVE, used, unused)
-    ask_for_huge_pages(mapping, layout.n_bytes)
-    memory: Bytes = np.frombuffer(mapping, np.uint8)
+    if file_bytes > used:  # a larger predecessor may have left pages there
+        punch_hole(descriptor, used, file_bytes - used)
     populate(
         memory,
+        descriptor,
         [
             (0, layout.bookkeeping_bytes),
             slots,
@@ -259,8 +279,9 @@ def describe(arena: Arena) -> str:
     kept = int((arena.view.headers["state"] == SlotState.READY).sum())
     n_bytes = layout.populated_bytes(arena.identity.n_slots)
     sizes = " or ".join(map(str, layout.rooms.sizes))
+    pages = " in pages of 2 MiB" if arena.is_huge else ""
     return (
-        f"arena of {format_size(n_bytes)}: {arena.identity.n_slots} slots of "
+        f"arena of {format_size(n_bytes)}{pages}: {arena.identity.n_slots} slots of "
         f"{sizes} bytes, {layout.ring_rows} rows, "
         f"{kept} experts kept, generation {arena.identity.daemon_generation}"
     )

@@ -88,11 +88,11 @@ class ArenaSize:
 
         Raises ConfigError where it cannot be had, and leaves none of it then.
         """
-        ranges = [self._range(self.n_slots, n_slots)]
+        arena, ranges = self._arena, [self._range(self.n_slots, n_slots)]
         try:
-            populate(self._arena.memory, ranges, n_threads=os.cpu_count() or 1)
+            populate(arena.memory, arena.descriptor, ranges, n_threads=os.cpu_count() or 1)
         except ConfigError:
-            punch_hole(self._arena.descriptor, *ranges[0])
+            punch_hole(arena.descriptor, *ranges[0])
             raise
 
     def use(self, n_slots: int) -> None:

@@ -37,7 +37,7 @@ from .metrics import Counters
 from .model_state import ModelState, shards_stamp
 from .policy import make_policy
 from .policy_section import PolicySection
-from .populate import available_bytes, may_have_huge_pages
+from .populate import available_bytes
 from .quarantine import Quarantine
 from .range_reader import BOUNCE_BYTES, RangeReader
 from .read_faults import ReadFaults
@@ -148,8 +148,7 @@ class Daemon:
         self, config: DaemonConfig, checkpoint: Checkpoint, planned: PlannedArena
     ) -> Works:
         arena, threads = self._arena, self._threads
-        straight = may_have_huge_pages(arena.view.layout.n_bytes)
-        ranges = RangeReader(self._source, straight=straight)
+        ranges = RangeReader(self._source, straight=arena.is_huge)
         pieces = slot_pieces(checkpoint)
         n_layers, n_experts = checkpoint.config.n_layers, checkpoint.config.n_experts
         checksums = Checksums(n_layers, n_experts, self._state, checkpoint.checksums)

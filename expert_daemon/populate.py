@@ -1,14 +1,16 @@
 """Give shared memory its pages before anybody waits for them, in parallel.
 
-A page's first touch is a fault of its own: 9 times faster with 2 MiB pages, which shared memory
-has only where the host allows it.
+A page's first touch is a fault of its own. Pages of 2 MiB are there nine times as soon, and who
+uses them, the drive's driver and the GPU's included, has a 512th of the entries to look up. Shared
+memory gets them where the host's setting allows it; since Linux 6.1 the kernel also gathers small
+ones into one for who asks, whatever the setting says but `deny`. Where only the first of the small
+ones is there, that is no more work than a page of 2 MiB from the start.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
 import threading
 from pathlib import Path
@@ -16,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from protocol.arena.mapping import HUGE_PAGE_BYTES
 from protocol.errors import ConfigError
 from protocol.host_memory import host_memory
 from protocol.sizes import format_size
@@ -24,55 +27,29 @@ from .log import log
 
 PAGE_BYTES = 4096
 SPAN_BYTES = 256 << 20  # one call of the kernel, so that many threads find work
-HUGE_WORTH_BYTES = 1 << 30
+_MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
+_MADV_COLLAPSE = 25
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
+_MAPS = Path("/proc/self/smaps")
+_HUGE = "ShmemPmdMapped:"
 _SHMEM_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def ask_for_huge_pages(memory: mmap.mmap, n_bytes: int) -> None:
-    """Prefer 2 MiB pages for the mapping; log once how to turn them on where that pays."""
-    if n_bytes < HUGE_WORTH_BYTES or not (choice := _shmem_enabled()):
-        return
-    if _is_refused(choice):
-        log(
-            "the arena has 4 KiB pages; for 2 MiB pages, which start 9 times faster: "
-            f"echo advise > {_SHMEM_ENABLED}"
-        )
-        return
-    memory.madvise(mmap.MADV_HUGEPAGE)
-
-
-def may_have_huge_pages(n_bytes: int) -> bool:
-    """Whether an arena of this size gets 2 MiB pages, as far as the host allows them."""
-    choice = _shmem_enabled()
-    return n_bytes >= HUGE_WORTH_BYTES and choice != "" and not _is_refused(choice)
-
-
-def _shmem_enabled() -> str:
-    try:
-        return _SHMEM_ENABLED.read_text()
-    except OSError:
-        return ""
-
-
-def _is_refused(choice: str) -> bool:
-    return "[never]" in choice or "[deny]" in choice
-
-
-def populate(memory: npt.NDArray[np.uint8], ranges: list[tuple[int, int]], n_threads: int) -> None:
+def populate(
+    memory: npt.NDArray[np.uint8], descriptor: int, ranges: list[tuple[int, int]], n_threads: int
+) -> None:
     """Give every page of the (offset, bytes) ranges its memory; the bytes stay what they are.
 
+    memory      u8, the whole file of `descriptor` as `map_file` maps it
+
+    In pages of 2 MiB where none of one has been there before and the machine has one to give.
     Raises ConfigError where the machine has not as much.
     """
-    spans = [
-        (start, min(SPAN_BYTES, offset + n_bytes - start))
-        for offset, n_bytes in ranges
-        for start in range(offset, offset + n_bytes, SPAN_BYTES)
-    ]
+    spans = [span for offset, n_bytes in ranges for span in _spans(offset, offset + n_bytes)]
     failures: list[int] = []
     lock = threading.Lock()
 
@@ -81,8 +58,9 @@ def populate(memory: npt.NDArray[np.uint8], ranges: list[tuple[int, int]], n_thr
             with lock:
                 if not spans or failures:
                     return
-                start, n_bytes = spans.pop()
-            code = _populate_span(memory, start, n_bytes)
+                start, stop = spans.pop()
+            _make_huge(memory, descriptor, start, stop)
+            code = _populate_span(memory, start, stop - start)
             if code:
                 failures.append(code)
 
@@ -98,20 +76,84 @@ def populate(memory: npt.NDArray[np.uint8], ranges: list[tuple[int, int]], n_thr
         raise ConfigError(f"arena: {wanted} cannot be had: {os.strerror(failures[0])}")
 
 
+def _spans(start: int, stop: int) -> list[tuple[int, int]]:
+    """Return (start, stop) of the pieces between the multiples of SPAN_BYTES."""
+    cuts = range(start // SPAN_BYTES * SPAN_BYTES + SPAN_BYTES, stop, SPAN_BYTES)
+    return list(zip([start, *cuts], [*cuts, stop], strict=True))
+
+
+def _make_huge(memory: npt.NDArray[np.uint8], descriptor: int, start: int, stop: int) -> None:
+    """Give the span pages of 2 MiB where it holds nothing; what fails is left for small ones."""
+    first = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    end = stop // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    if first >= end or _next_data(descriptor, first) < end:
+        return
+    _madvise(memory, first, end - first, _MADV_HUGEPAGE)  # for older kernels, if the host allows it
+    for offset in range(first, end, HUGE_PAGE_BYTES):  # the kernel gathers where there is a page
+        if _madvise(memory, offset, PAGE_BYTES, _MADV_POPULATE_WRITE):
+            return
+    _madvise(memory, first, end - first, _MADV_COLLAPSE)
+
+
+def _next_data(descriptor: int, offset: int) -> int:
+    """Return where the file's first page from `offset` on is that has memory."""
+    try:
+        return os.lseek(descriptor, offset, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # none
+            return 1 << 62
+        raise
+
+
 def _populate_span(memory: npt.NDArray[np.uint8], start: int, n_bytes: int) -> int:
     """Return 0 or an errno."""
     first = start // PAGE_BYTES * PAGE_BYTES
-    address = int(memory.__array_interface__["data"][0]) + first
     length = -(-(start + n_bytes - first) // PAGE_BYTES) * PAGE_BYTES
-    status = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), _MADV_POPULATE_WRITE)
-    if status == 0:
-        return 0
-    code = ctypes.get_errno()
+    code = _madvise(memory, first, length, _MADV_POPULATE_WRITE)
     if code != errno.EINVAL:
         return code
     pages = memory[first : first + length : PAGE_BYTES]  # a kernel older than 5.14
     pages += np.uint8(0)
     return 0
+
+
+def _madvise(memory: npt.NDArray[np.uint8], offset: int, n_bytes: int, advice: int) -> int:
+    """Return 0 or an errno. Source: madvise(2)."""
+    address = int(memory.__array_interface__["data"][0]) + offset
+    status = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(n_bytes), advice)
+    return ctypes.get_errno() if status else 0
+
+
+def huge_bytes(memory: npt.NDArray[np.uint8]) -> int:
+    """Return how much of a mapping of shared memory stands in pages of 2 MiB. Source: proc(5)."""
+    address = int(memory.__array_interface__["data"][0])
+    ends = (address, address + memory.nbytes)
+    found, is_ours = 0, False
+    try:
+        with _MAPS.open(encoding="ascii", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(" ")
+                if name.endswith(":"):
+                    found += int(value.split()[0]) << 10 if is_ours and name == _HUGE else 0
+                else:
+                    first, _, last = name.partition("-")
+                    is_ours = ends[0] <= int(first, 16) and int(last, 16) <= ends[1]
+    except OSError:
+        return 0
+    return found
+
+
+def tell_of_small_pages() -> None:
+    """Log how a host that gives shared memory no pages of 2 MiB is told to, where it is that."""
+    try:
+        choice = _SHMEM_ENABLED.read_text()
+    except OSError:  # no kernel that could
+        return
+    if "[never]" in choice or "[deny]" in choice:
+        log(
+            "the arena has 4 KiB pages; for 2 MiB pages, which start 9 times faster: "
+            f"echo advise > {_SHMEM_ENABLED}"
+        )
 
 
 def punch_hole(descriptor: int, offset: int, n_bytes: int) -> None:

@@ -18,6 +18,7 @@ from protocol.errors import DaemonLost, ProtocolError
 from .fds import check_arena, is_writable, receive_descriptor
 from .identity import Identity
 from .layout import ArenaView
+from .mapping import map_file
 
 _REQUEST = struct.Struct("<4sQQ")
 _MAGIC = b"HRA1"
@@ -109,28 +110,17 @@ class MappedArena:
         layout = identity.layout
         if engine and not is_writable(descriptor):
             raise ProtocolError("arena descriptor: read-only, the engine needs its own pages")
-        self._memory = mmap.mmap(descriptor, layout.n_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
-        self._engine_memory: mmap.mmap | None = None
+        memory = map_file(descriptor, layout.n_bytes, writable=False)
+        pages: mmap.mmap | None = None
         if engine:
             offset, n_bytes = layout.engine_pages
-            self._engine_memory = mmap.mmap(
-                descriptor,
-                n_bytes,
-                mmap.MAP_SHARED,
-                mmap.PROT_READ | mmap.PROT_WRITE,
-                offset=offset,
-            )
+            prot = mmap.PROT_READ | mmap.PROT_WRITE
+            pages = mmap.mmap(descriptor, n_bytes, mmap.MAP_SHARED, prot, offset=offset)
         self.descriptor = os.dup(descriptor)
         self.identity = identity
-        self.view = ArenaView(self._memory, layout, self._engine_memory)
+        self.view = ArenaView(memory, layout, pages)
 
     def close(self) -> None:
         """Let go of the mapping; it is unmapped once no view of it is left."""
         del self.view
         os.close(self.descriptor)
-        for memory in (self._memory, self._engine_memory):
-            if memory is not None:
-                try:
-                    memory.close()
-                except BufferError:
-                    continue  # somebody still holds a view; unmapped with the last one

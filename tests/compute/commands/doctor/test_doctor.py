@@ -215,15 +215,21 @@ def test_a_limit_of_locked_memory_matters_with_a_gpu(
 
 
 @pytest.mark.parametrize(
-    ("text", "status"),
+    ("text", "release", "status"),
     [
-        ("always within_size [advise] never deny force", "ok"),
-        ("always within_size advise [never] deny force", "warning"),
-        (None, "note"),
+        ("always within_size [advise] never deny force", "5.15.0-91-generic", "ok"),
+        ("always within_size advise [never] deny force", "5.15.0-91-generic", "warning"),
+        ("always within_size advise [never] deny force", "6.0.9", "warning"),
+        ("always within_size advise [never] deny force", "6.1.0-28-amd64", "ok"),
+        ("always within_size advise [never] deny force", "10.0", "ok"),
+        ("always within_size advise never [deny] force", "6.18.44", "warning"),
+        (None, "6.1.0", "note"),
     ],
 )
-def test_small_pages_are_a_warning(tmp_path: Path, text: str | None, status: str):
-    files = {} if text is None else {"sys/kernel/mm/transparent_hugepage/shmem_enabled": text}
+def test_small_pages_are_a_warning(tmp_path: Path, text: str | None, release: str, status: str):
+    files = {"proc/sys/kernel/osrelease": f"{release}\n"}
+    if text is not None:
+        files["sys/kernel/mm/transparent_hugepage/shmem_enabled"] = text
     found = by_name(memory(host(tmp_path, files), (), GIB, 0, Needs(), -1))
     assert found["huge pages"].status == status
 

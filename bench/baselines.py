@@ -42,7 +42,8 @@ LARGE_READS = (
 )
 LargeReads = tuple[str, str, str, int, int]
 
-# The least that an expert over ZeroMQ is: one preadv into one of eight places, and its checksum.
+# The least that an expert over ZeroMQ is: one preadv into one of seven places, and its checksum.
+N_PLACES = 7  # no multiple of the shards
 BARE_SERVER = """
 import os, struct, sys, xxhash, zmq
 from expert_daemon.direct_io import aligned_buffer
@@ -50,7 +51,7 @@ socket = zmq.Context().socket(zmq.ROUTER)
 socket.bind("ipc://" + sys.argv[1])
 n_bytes = int(sys.argv[2])
 files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in sys.argv[3:]]
-places = [aligned_buffer(n_bytes) for _ in range(8)]
+places = [aligned_buffer(n_bytes) for _ in range(7)]
 for place in places:
     place[:] = 1
 while True:
@@ -181,15 +182,16 @@ def _raw_page_rate(path: Path, seconds: float) -> float:
 class OnePreadv:
     """One thread that reads a stretch of a file with a single O_DIRECT preadv, of each in turn.
 
-    Of the same files as what it is compared with: on a drive in RAM one may lie in memory that
-    takes twice as long as another's.
+    Of the same files as what it is compared with, and into as many places as the bare server has: a
+    stretch of memory may take half as long or twice as long as another.
     """
 
     def __init__(self, paths: Sequence[Path], n_bytes: int) -> None:
         self._files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in paths]
         self._n_bytes = -(-n_bytes // PAGE) * PAGE
-        self._memory = aligned_buffer(self._n_bytes)  # of small pages, as any program's is
-        self._memory[:] = 1
+        self._places = [aligned_buffer(self._n_bytes) for _ in range(N_PLACES)]  # of small pages
+        for place in self._places:
+            place[:] = 1
         self._random = np.random.default_rng(0)
         self._n_read = 0
 
@@ -212,9 +214,10 @@ class OnePreadv:
         return file, int(self._random.integers(0, n_places)) * PAGE
 
     def _read(self, file: int, offset: int) -> None:
+        place = self._places[self._n_read % N_PLACES]
         done = 0
         while done < self._n_bytes:
-            done += os.preadv(self._files[file], [self._memory[done:].data], offset + done)
+            done += os.preadv(self._files[file], [place[done:].data], offset + done)
 
 
 class BareServer(OnePreadv):

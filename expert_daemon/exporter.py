@@ -83,10 +83,10 @@ class DaemonCollector(Collector):
     at once get the same answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clients: ClientLog) -> None:
         self._asked: SimpleQueue[Future[Answer | None]] = SimpleQueue()
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._log = ClientLog()
+        self._clients = clients
 
     def fileno(self) -> int:
         """Return what is readable when `answer` has to be called."""
@@ -119,7 +119,7 @@ class DaemonCollector(Collector):
             values = client.stats()
             table = client.arena.table_snapshot()
         except HeadraceError as error:
-            self._log.note(f"metrics: {error}")
+            self._clients.note(f"metrics: {error}")
             return None
         resident = [] if table is None else np.count_nonzero(table >= 0, axis=1).tolist()
         return values, resident
@@ -142,8 +142,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         address = parse_address(text)
         with ExpertClient(runtime_dir, hello_ms=HELLO_MS) as client:
-            collector = DaemonCollector()
-            server = make_server(address, collector)
+            clients = ClientLog()
+            collector = DaemonCollector(clients)
+            server = make_server(address, collector, clients)
             _say(SERVING)
             try:
                 serve(client, collector, server)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from protocol.wire.messages import Ping
 
-from .log import log
+from .log import ClientLog
 from .outbox import Outbox
 from .sessions import Session, Sessions
 
@@ -29,10 +29,12 @@ class Liveness:
         self,
         sessions: Sessions,
         outbox: Outbox,
+        clients: ClientLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sessions = sessions
         self._outbox = outbox
+        self._clients = clients
         self._clock = clock
         self._n_pings = 0
 
@@ -42,7 +44,7 @@ class Liveness:
         session.pinged_at = 0.0
         if session.is_stuck:
             session.is_stuck = False
-            log(f"{session.who} answers again")
+            self._clients.note(f"{session.who} answers again")
 
     def look(self) -> None:
         """Ping who has been silent; note who has not answered."""
@@ -55,7 +57,7 @@ class Liveness:
                     self._ping(session, now)
             elif now - session.pinged_at > STUCK_S and not session.is_stuck:
                 session.is_stuck = True
-                log(
+                self._clients.note(
                     f"session {session.number}: {session.role} of pid {session.pid} has not "
                     f"answered a Ping for {STUCK_S:g} s: stuck"
                 )

@@ -106,18 +106,23 @@ def flush(timeout: float = FLUSH_S) -> bool:
 
 
 class ClientLog:
-    """Lines that any client can bring about: so many a minute, the others are counted."""
+    """Lines that any client can bring about: so many a minute, the others are counted.
+
+    A daemon has one, that of its server; the exporter's process has one of its own. Any thread.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._lines = Allowance(CLIENT_LINES_A_MINUTE, 60.0)
         self._n_left_out = 0
 
     def note(self, line: str) -> None:
         """Write the line, unless there were too many lately."""
-        if not self._lines.spend(1):
-            self._n_left_out += 1
-            return
-        if self._n_left_out:
-            log(f"{self._n_left_out} lines about clients were left out")
-            self._n_left_out = 0
-        log(line)
+        with self._lock:
+            if not self._lines.spend(1):
+                self._n_left_out += 1
+                return
+            if self._n_left_out:
+                log(f"{self._n_left_out} lines about clients were left out")
+                self._n_left_out = 0
+            log(line)

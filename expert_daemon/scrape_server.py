@@ -39,11 +39,13 @@ class ScrapeServer(socketserver.ThreadingMixIn, HTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, place: Any, handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self, place: Any, handler: type[BaseHTTPRequestHandler], clients: ClientLog
+    ) -> None:
         super().__init__(place, handler)
         self._lock = threading.Lock()  # of the two below
         self._ends_at: dict[socket.socket, float] = {}  # oldest first; inf: was hung up on
-        self._log = ClientLog()
+        self._clients = clients
         self._ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def descriptors(self) -> list[int]:
@@ -100,8 +102,7 @@ class ScrapeServer(socketserver.ThreadingMixIn, HTTPServer):
         """Say in one line what ended a connection; a scraper can bring this about at will."""
         error = sys.exc_info()[1]
         line = f"metrics: a request was not answered: {type(error).__name__}: {error}"
-        with self._lock:
-            self._log.note(line[:_MAX_LINE])
+        self._clients.note(line[:_MAX_LINE])
 
 
 class _UnixServer(ScrapeServer):
@@ -120,7 +121,7 @@ class _Server6(ScrapeServer):
     address_family = socket.AF_INET6
 
 
-def make_server(address: MetricsAddress, collector: Collector) -> ScrapeServer:
+def make_server(address: MetricsAddress, collector: Collector, clients: ClientLog) -> ScrapeServer:
     """Return a bound server; raises ConfigError where the address stays taken."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
@@ -132,7 +133,7 @@ def make_server(address: MetricsAddress, collector: Collector) -> ScrapeServer:
     end = time.monotonic() + BIND_S
     while True:
         try:
-            return kind(place, Handler)
+            return kind(place, Handler, clients)
         except OSError as error:
             if time.monotonic() > end:
                 raise ConfigError(f"--metrics: {place}: {error.strerror}") from error

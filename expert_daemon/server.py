@@ -73,10 +73,10 @@ class Server:
         self._resizes = ResizeDesk(
             sessions, outbox, works, self._advice, loop, self.settle, clients
         )
-        self._traces = TraceDesk(sessions, outbox, works.tracing, loop)
+        self._traces = TraceDesk(sessions, outbox, works.tracing, loop, clients)
         self._reports = Reports(sessions, outbox, works, self._advice)
         self._fault_desk = FaultDesk(outbox, works)
-        self._liveness = Liveness(sessions, outbox)
+        self._liveness = Liveness(sessions, outbox, clients)
         self._admission = Admission(
             sessions,
             outbox,

@@ -156,13 +156,13 @@ class Tracing:
 
     def __init__(self, shape: TraceShape, max_bytes: int = MAX_BYTES) -> None:
         self.on_change: Callable[[], None] = _nothing  # on any thread: `look` has something to see
+        self.clients = ClientLog()  # the server's own, once there is a server
         self._shape = shape
         self._max_bytes = max_bytes
         self._recorder: TraceRecorder | None = None
         self._next: TraceRecorder | None = None
         self._ending: list[TraceRecorder] = []
         self._told = False  # that the recorder has failed
-        self._clients = ClientLog()
 
     def start(self, path: Path) -> None:
         """Record into `path` from now on, once its disk has answered. Raises ConfigError."""
@@ -206,13 +206,13 @@ class Tracing:
         if candidate is not None and candidate.is_open:
             self._end(self._recorder)
             self._recorder, self._next, self._told = candidate, None, False
-            self._clients.note(f"routing trace goes to {candidate.path}")
+            self.clients.note(f"routing trace goes to {candidate.path}")
         elif candidate is not None and candidate.has_ended.is_set():
             self._next = None
         recorder = self._recorder
         if recorder is not None and recorder.error and not self._told:
             self._told = True
-            self._clients.note(f"{recorder.error}; nothing more is recorded")
+            self.clients.note(f"{recorder.error}; nothing more is recorded")
 
     def give_up(self, recorder: TraceRecorder) -> None:
         """End what has not opened its file by now; its error says so."""
@@ -236,7 +236,7 @@ class Tracing:
         for one in self._ending:
             if not one.close(max(0.0, ends - time.monotonic())):
                 text = f"trace {one.path}: the disk does not answer, the last steps are lost"
-                self._clients.note(text)
+                self.clients.note(text)
 
     def _end(self, recorder: TraceRecorder | None, error: str = "") -> None:
         if recorder is not None:

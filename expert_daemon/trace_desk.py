@@ -15,6 +15,7 @@ from protocol.errors import ConfigError
 from protocol.files.plain_file import check_path
 from protocol.wire.messages import Answered, Trace
 
+from .log import ClientLog
 from .outbox import Outbox
 from .sessions import Session, Sessions
 from .trace import TraceRecorder, Tracing
@@ -42,6 +43,7 @@ class TraceDesk:
         outbox: Outbox,
         tracing: Tracing,
         loop: asyncio.AbstractEventLoop,
+        clients: ClientLog,
     ) -> None:
         self._sessions = sessions
         self._outbox = outbox
@@ -49,6 +51,7 @@ class TraceDesk:
         self._loop = loop
         self._asked: list[_Asked] = []
         tracing.on_change = self._call_look
+        tracing.clients = clients
         tracing.look()
 
     def trace(self, session: Session, message: Trace) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from expert_daemon.liveness import Liveness
-from expert_daemon.log import flush
+from expert_daemon.log import CLIENT_LINES_A_MINUTE, ClientLog, flush
 from expert_daemon.sessions import Session, Sessions
 from protocol.wire.messages import Ping
 
@@ -28,7 +28,8 @@ class Rig:
             session.heard_at = self.now
             self.all.append(session)
         outbox: object = self.outbox
-        self.liveness = Liveness(self.sessions, outbox, lambda: self.now)  # type: ignore[arg-type]
+        clients = ClientLog()
+        self.liveness = Liveness(self.sessions, outbox, clients, lambda: self.now)  # type: ignore[arg-type]
 
     def pass_time(self, seconds: float) -> None:
         for _ in range(round(seconds * 2)):
@@ -59,6 +60,14 @@ def test_an_unanswered_ping_makes_it_stuck_after_ten_seconds_until_it_is_heard(c
     text = capfd.readouterr().err
     assert text.count("engine of pid 1000 has not answered a Ping for 10 s: stuck") == 1
     assert text.count("answers again") == 1
+
+
+def test_many_that_stop_and_go_on_have_few_lines(capfd):
+    rig = Rig(*["reader"] * (CLIENT_LINES_A_MINUTE + 5))
+    rig.pass_time(20)
+    assert len(rig.sessions.stuck) == len(rig.all)
+    flush()
+    assert capfd.readouterr().err.count("has not answered a Ping") == CLIENT_LINES_A_MINUTE
 
 
 def test_one_that_answers_is_pinged_again_and_never_stuck():

@@ -17,6 +17,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from expert_daemon import scrape_server
+from expert_daemon.log import ClientLog
 from expert_daemon.metrics_address import MetricsAddress
 from expert_daemon.scrape_server import ScrapeServer, make_server
 
@@ -42,7 +43,7 @@ def start() -> Iterator[Starts]:
             server.tend()
 
     def started() -> int:
-        server = make_server(MetricsAddress(host="127.0.0.1", port=0), _One())
+        server = make_server(MetricsAddress(host="127.0.0.1", port=0), _One(), ClientLog())
         thread = threading.Thread(target=tended, args=(server,))
         thread.start()
         begun.append((server, thread))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from expert_daemon import trace as recording
-from expert_daemon.log import flush
+from expert_daemon.log import CLIENT_LINES_A_MINUTE, ClientLog, flush
 from expert_daemon.routing_trace import TraceShape
+from expert_daemon.sessions import Sessions
 from expert_daemon.trace import TraceRecorder, Tracing
+from expert_daemon.trace_desk import TraceDesk
 from expert_daemon.trace_file import TraceFile, read_trace
 from expert_daemon.trace_format import PICK
 from protocol.errors import ConfigError
@@ -197,6 +201,22 @@ def test_lines_about_traces_are_so_many_a_minute(path, capfd):
     tracing.close()
     flush()
     assert capfd.readouterr().err.count("routing trace goes to") == 20
+
+
+def test_a_daemon_has_one_limit_of_lines_for_its_traces_and_all_else_of_clients(path, capfd):
+    tracing, clients = Tracing(SHAPE), ClientLog()
+    loop = asyncio.new_event_loop()
+    TraceDesk(Sessions(), cast("Any", None), tracing, loop, clients)
+    for number in range(CLIENT_LINES_A_MINUTE):
+        clients.note(f"line {number}")
+    tracing.begin(path)
+    until(lambda: tracing._next is None or tracing._next.is_open)
+    tracing.look()
+    assert tracing.values()["trace"] == str(path)
+    tracing.close()
+    loop.close()
+    flush()
+    assert "routing trace goes to" not in capfd.readouterr().err
 
 
 def test_tracing_is_turned_on_and_off(path):

@@ -10,8 +10,6 @@ counts as absent; a daemon that may not save writes nothing, and reads what is t
 
 from __future__ import annotations
 
-import contextlib
-import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ import xxhash
 from protocol.files.safetensors_index import Shard
 
 from .log import log
+from .whole_file import remove_leftovers, replace_file
 
 MAGIC = b"HRSTATE\n"
 VERSION = 1
@@ -79,6 +78,8 @@ class ModelState:
         self.stamp = stamp
         self._fingerprint = fingerprint
         self._has_failed = False
+        if save:
+            remove_leftovers(self.directory)
 
     def read(self, name: str, *, stamped: bool = True) -> bytes | None:
         """Return a file's content, None where there is none; a damaged or void one is logged.
@@ -113,24 +114,3 @@ class ModelState:
             return False
         self._has_failed = False
         return True
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Give `path` this content, durably: after a crash it is the old or the new one, whole."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with open(descriptor, "wb") as file:  # noqa: PTH123
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -18,8 +18,8 @@ from protocol.files.safetensors_index import Shard
 
 from .file_system import FileSystem, file_system_of
 from .log import log
-from .model_state import replace_file
 from .read_plan import CUT_BYTES, MAX_PARTS, ReadShape
+from .whole_file import remove_leftovers, replace_file
 
 NAME = "tuned.json"
 MOST_THREADS = 64
@@ -129,6 +129,7 @@ def store_tuned(
         "figures": figures,
     }
     entries = _entries(path) | {_key(what.on): entry}
+    remove_leftovers(state_dir, NAME)
     replace_file(path, json.dumps(entries, indent=2, sort_keys=True).encode() + b"\n")
     return path
 

@@ -15,15 +15,16 @@ class RowRing:
         """Rows that are free, in however many regions."""
         return sum(n_rows for _, n_rows in self._free)
 
-    def take(self, n_rows: int, first: int = 0) -> int | None:
+    def take(self, n_rows: int, first: int = 0, end: int | None = None) -> int | None:
         """Return the position of a region that was free, or None where none is large enough.
 
-        first  ring row before which nothing is taken
+        first, end  only ring rows from `first` on and before `end` are taken; None: all
         """
+        last = self.n_rows if end is None else end
         for index, (position, n_free) in enumerate(self._free):
-            start, end = max(position, first), position + n_free
-            if end - start >= n_rows:
-                rest = [(position, start - position), (start + n_rows, end - start - n_rows)]
+            start, stop = max(position, first), position + n_free
+            if min(stop, last) - start >= n_rows:
+                rest = [(position, start - position), (start + n_rows, stop - start - n_rows)]
                 self._free[index : index + 1] = [part for part in rest if part[1]]
                 return start
         return None

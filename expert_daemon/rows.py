@@ -5,8 +5,8 @@ loop's thread; what is not cached is read by ReaderThreads and comes back throug
 `wake` was called once.
 
 Invariants: a ring region belongs to one request until its RowsDone, or its client's end, and until
-no read into it is outstanding. Requests that do not fit wait in order and are overtaken by none of
-their own role. Readers never have the room that the engine's largest request takes. What a session
+no read into it is outstanding. Requests that do not fit wait: the engine's in order, readers' as
+RowShare says. Readers never have the room that the engine's largest request takes. What a session
 may hold is limited. The cache and its bytes are used under one lock.
 """
 
@@ -30,6 +30,7 @@ from .row_cache import RowCache
 from .row_column import Integers
 from .row_job import RowBatch, RowJob, Wanted, batches_of
 from .row_ring import RowRing
+from .row_share import RowShare
 from .row_table import MAX_BATCH_BYTES, RowFault, RowTable
 from .source import Bytes
 
@@ -79,7 +80,7 @@ class EngramRows:
         self._bounce = bounce_buffer(MAX_BATCH_BYTES if tables else 1)
         self._jobs: dict[int, dict[int, RowJob]] = {}  # by session and request
         self._engines_waiting: deque[RowJob] = deque()
-        self._readers_waiting: deque[RowJob] = deque()
+        self._readers = RowShare(self._regions, self._max_rows, self._max_rows)
         self._read: deque[RowJob] = deque()
 
     @property
@@ -107,7 +108,10 @@ class EngramRows:
             n_rows = sum(len(rows) for _, rows in wanted)
             job = RowJob(session, request, wanted, n_rows, is_engines)
             self._jobs.setdefault(session, jobs)[request] = job
-            self._waiting_with(job).append(job)
+            if is_engines:
+                self._engines_waiting.append(job)
+            else:
+                self._readers.wait(job)
             self._start_waiting()
         elif job.is_ready:
             self._read.append(job)
@@ -154,19 +158,25 @@ class EngramRows:
                 del job.faults[MAX_FAULTS_LISTED:]
                 ready.append(job)
             elif not job.is_ready:  # else it was announced twice, and is free already
-                self._regions.give(job.position, job.n_rows)
+                self._give_back(job)
                 self._start_waiting()
         return ready
 
     def _give_up(self, job: RowJob) -> None:
         job.is_given_up = True
-        if job.position < 0:
-            self._waiting_with(job).remove(job)
-        elif job.is_ready:
-            self._regions.give(job.position, job.n_rows)
+        if job.position >= 0:
+            if job.is_ready:
+                self._give_back(job)
+        elif job.is_engines:
+            self._engines_waiting.remove(job)
+        else:
+            self._readers.leave(job)
 
-    def _waiting_with(self, job: RowJob) -> deque[RowJob]:
-        return self._engines_waiting if job.is_engines else self._readers_waiting
+    def _give_back(self, job: RowJob) -> None:
+        if job.is_engines:
+            self._regions.give(job.position, job.n_rows)
+        else:
+            self._readers.give(job)
 
     def _start_waiting(self) -> None:
         """Start what there is room for, the engine's first.
@@ -174,14 +184,13 @@ class EngramRows:
         A reader that never says RowsDone must not keep the engine waiting: the first rows of the
         ring, as many as a request may have, are not for readers.
         """
-        for waiting, first in ((self._engines_waiting, 0), (self._readers_waiting, self._max_rows)):
-            while waiting:
-                position = self._regions.take(waiting[0].n_rows, first)
-                if position is None:
-                    break
-                job = waiting.popleft()
-                job.position = position
-                self._start(job)
+        waiting = self._engines_waiting
+        while waiting and (position := self._regions.take(waiting[0].n_rows)) is not None:
+            job = waiting.popleft()
+            job.position = position
+            self._start(job)
+        while (reader := self._readers.take_next()) is not None:
+            self._start(reader)
 
     def _start(self, job: RowJob) -> None:
         self.counts.rows += job.n_rows
@@ -306,5 +315,8 @@ def most_rows(ring_rows: int) -> int:
 
 
 def cached_rows(ring_rows: int) -> int:
-    """Return how many rows of a ring are the cache: what two of the largest requests leave."""
-    return ring_rows - max(2 * most_rows(ring_rows), min(ring_rows, 1))
+    """Return how many rows of a ring are the cache: what three of the largest requests leave.
+
+    One of these is the engine's, and of readers two, so that one leaves the others room.
+    """
+    return ring_rows - min(3 * most_rows(ring_rows), ring_rows)

@@ -12,7 +12,7 @@ from expert_daemon.outcome import RequestRefused
 from expert_daemon.range_reader import RangeReader
 from expert_daemon.reader_threads import ReaderThreads
 from expert_daemon.row_table import MAX_BATCH_BYTES, RowTable
-from expert_daemon.rows import EngramRows
+from expert_daemon.rows import EngramRows, cached_rows, most_rows
 from expert_daemon.source import FileSource
 from protocol.files.safetensors_index import Shard
 from protocol.files.slice_map import ByteRange, EngramTable
@@ -158,14 +158,50 @@ def test_a_request_of_the_engine_is_served_before_those_of_readers_that_came_soo
     most = h.rows.max_rows
     h.ask(range(4 * most), 1)
     for reader in (2, 3):
-        h.ask(range(3 * most), 1, session=reader, is_engines=False)
+        h.ask(range(most), 1, session=reader, is_engines=False)
     h.ask(range(4 * most), 2)
     order: list[Any] = []
     while len(order) < 4:
-        (job,) = h.ready()
-        order.append((job.session, job.request))
-        h.rows.done(job.session, job.request)
-    assert order == [(1, 1), (1, 2), (2, 1), (3, 1)]
+        for job in h.ready():
+            order.append((job.session, job.request))
+            h.rows.done(job.session, job.request)
+    assert order[:2] == [(1, 1), (1, 2)]
+    assert sorted(order[2:]) == [(2, 1), (3, 1)]
+
+
+def test_a_reader_that_keeps_all_it_may_leaves_another_room_for_the_largest_request(harness):
+    for ring_rows in (400, 4 * 97 + 3):
+        h = harness(ring_rows=ring_rows - cached_rows(ring_rows), n_cached=cached_rows(ring_rows))
+        most = h.rows.max_rows
+        assert most == most_rows(ring_rows)
+        for request, n_rows in enumerate((most // 2, most // 2, most, 3), 1):
+            h.ask(range(n_rows), request, session=2, is_engines=False)
+        for request in range(1, 4):
+            h.ask(range(request, request + most), request, session=3, is_engines=False)
+            jobs: list[Any] = []
+            while not any(job.session == 3 for job in jobs):
+                more = h.ready()
+                assert more
+                jobs += more
+            h.rows.done(3, request)
+
+
+def test_who_holds_less_goes_before_who_asked_earlier(harness):
+    h = harness()
+    most = h.rows.max_rows
+    for reader in (2, 3, 4):  # each has an area
+        h.ask(range(most), 1, session=reader, is_engines=False)
+    h.ask(range(10), 2, session=2, is_engines=False)
+    h.ask(range(most), 1, session=5, is_engines=False)
+    h.ask(range(20), 1, session=6, is_engines=False)
+    held: list[Any] = []
+    while len(held) < 3:
+        held += h.ready()
+    h.rows.done(3, 1)
+    jobs = h.ready()
+    assert [(job.session, job.request) for job in jobs] == [(5, 1)]
+    h.rows.done(5, 1)
+    assert [(job.session, job.request) for job in h.ready()] == [(6, 1)]
 
 
 def test_a_session_may_have_few_requests_that_are_not_done(harness):

@@ -17,7 +17,7 @@ from protocol.errors import ConfigError
 HEDGE_SLOTS = 2
 PREFILL_WINDOW = 16
 MOST_FREE = 64
-MOST_LEASES = 64
+MOST_LEASES = 64  # of one reader; all together may have twice as many where there is room
 Addends = Sequence[tuple[str, int]]  # (name, bytes)
 
 MANY_SLOTS = 1 << 20  # so many that no share of them is below its limit
@@ -72,13 +72,17 @@ def slot_budget(n_slots: int, top_k_batch: int, rooms: Rooms | None = None) -> B
 
     rooms  of the arena's slots; None: all are alike
 
-    The lease quota is a quarter of the slots at most, and less where only the rest fits.
+    The lease quota is a quarter of the slots at most, and less where only the rest fits. A quarter
+    of what is left over goes to it until it is twice MOST_LEASES; the others are for requests.
     """
     budget = _full_budget(n_slots, top_k_batch)
-    excess = budget.needed - n_slots
-    if excess > 0 and n_slots > minimum_slots(top_k_batch).n_slots:
-        budget = replace(budget, lease_quota=budget.lease_quota - excess)
-    return budget if rooms is None else replace(budget, n_for_any=rooms.n_for_any(n_slots))
+    n_for_any = n_slots if rooms is None else rooms.n_for_any(n_slots)
+    quota, excess = budget.lease_quota, budget.needed - n_slots
+    if excess <= 0:
+        quota += min(MOST_LEASES, n_slots // 4 - quota, max(0, n_for_any - budget.needed) // 4)
+    elif n_slots > minimum_slots(top_k_batch).n_slots:
+        quota -= excess
+    return replace(budget, lease_quota=quota, n_for_any=n_for_any)
 
 
 def common_slots(top_k_batch: int) -> int:

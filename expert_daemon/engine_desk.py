@@ -20,6 +20,7 @@ from protocol.wire.messages import (
     Welcome,
 )
 
+from .leases import share_of
 from .loading import WindowReads
 from .outbox import Outbox
 from .outcome import KeyFault, RequestRefused, WindowAnswer
@@ -62,7 +63,7 @@ class EngineDesk:
             n_slots=identity.n_slots,
             slot_bytes=layout.slot_bytes,
             max_experts=self._size.budget.max_experts,
-            lease_quota=self._size.budget.lease_quota,
+            lease_quota=share_of(self._size.budget.lease_quota),
             descriptor_address=self._descriptor_address,
             version=session.sent_version,
             table=self._arena.view.table.tobytes(),

@@ -49,14 +49,14 @@ class FetchDesk:
         """
         if (client, request) in self._open:
             raise RequestRefused("malformed", f"fetch {request} is being served already")
-        if len(keys) > self.leases.quota:
-            text = f"{len(keys)} keys in one fetch, the lease quota is {self.leases.quota}"
+        if len(keys) > self.leases.share:
+            text = f"{len(keys)} keys in one fetch, the lease quota is {self.leases.share}"
             if len(keys) > MOST_KEYS_NAMED:
                 raise RequestRefused("limit", f"fetch {request}: {text}")
             faults = tuple(self._fault(key, "NO_SLOT", text) for key in keys)
             self._answers.append(FetchAnswer(client, request, (), faults))
             return False
-        if not self.leases.promise(len(keys)):
+        if not self.leases.promise(client, len(keys)):
             self._answers.append(FetchAnswer(client, request, (), (), busy=True))
             return False
         fetch = WaitingFetch(client, request, keys, set(keys))
@@ -115,7 +115,7 @@ class FetchDesk:
         for fetch in [f for (owner, _), f in self._open.items() if owner == client]:
             for key in sorted(fetch.waiting):
                 self._leave(fetch, key)
-            self.leases.withdraw(len(fetch.waiting))
+            self.leases.withdraw(client, len(fetch.waiting))
             del self._open[client, fetch.request]
         self.leases.drop_client(client)
 
@@ -127,7 +127,7 @@ class FetchDesk:
             self.starved.pop(key, None)
 
     def _fail(self, fetch: WaitingFetch, key: int, code: str, text: str) -> None:
-        self.leases.withdraw(1)
+        self.leases.withdraw(fetch.client, 1)
         fetch.faults[key] = self._fault(key, code, text)
         self._settle(fetch, key)
 

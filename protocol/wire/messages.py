@@ -86,7 +86,7 @@ class Welcome:
     n_slots: int  # slots that may be used now
     slot_bytes: int
     max_experts: int  # most experts in one MissRequest
-    lease_quota: int  # most leases of all readers together
+    lease_quota: int  # most leases of one reader
     descriptor_address: str  # path of the descriptor socket, at most 100 bytes
     version: int  # table version of `table`
     table: bytes  # i32 LE [n_layers, n_experts]: arena slot or -1

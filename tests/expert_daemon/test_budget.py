@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert_daemon.budget import minimum_slots, plan_arena, slot_budget
+from expert_daemon.budget import common_slots, minimum_slots, plan_arena, slot_budget
+from protocol.arena.rooms import Rooms
 from protocol.errors import ConfigError
 
 
@@ -25,8 +26,19 @@ def test_every_size_from_the_minimum_on_is_legal(top_k_batch, extra):
     minimum = minimum_slots(top_k_batch)
     budget = slot_budget(minimum.n_slots + extra, top_k_batch)
     assert budget.needed <= budget.n_slots
-    assert 0 < budget.lease_quota <= min(64, budget.n_slots // 4)
+    assert 0 < budget.lease_quota <= min(128, budget.n_slots // 4)
     assert budget.max_experts >= 2 * top_k_batch + 16
+
+
+def test_leases_take_no_room_that_a_request_needs_where_few_slots_take_any_expert():
+    sizes = [8 << 20] + [4 << 20] * 9
+    rooms = Rooms.of(sizes, common_slots(48))
+    for n_slots in range(minimum_slots(48).n_slots, 3000, 7):
+        budget = slot_budget(n_slots, 48, rooms)
+        assert budget.max_experts >= 2 * 48 + 16 or budget.lease_quota <= 64
+    assert budget.lease_quota == 128
+    assert slot_budget(800, 6).lease_quota == 128
+    assert slot_budget(rooms.n_common, 48, rooms).lease_quota <= 66
 
 
 def test_a_plan_takes_the_most_slots_that_fit():

@@ -27,7 +27,7 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(
         n_slots=st.sampled_from([6, 10, 14]),
         free_pool=st.integers(0, 2),
-        lease_quota=st.integers(0, 3),
+        lease_quota=st.integers(0, 6),
         history=st.sampled_from([0, 3, 100]),
         policy=st.sampled_from(["lfu-da", "lru"]),
         n_common=st.sampled_from([None, 6, 8]),
@@ -202,7 +202,7 @@ def drive(seed: int, n_events: int) -> World:
         policy=draw.choice(["lfu-da", "lru"]),
         n_slots=draw.choice([6, 10, 14]),
         free_pool=draw.choice([0, 1, 2]),
-        lease_quota=draw.choice([0, 2, 3]),
+        lease_quota=draw.choice([0, 4, 6]),
         history=draw.choice([0, 3, 6, 100]),
         n_slots_max=16,
         n_common=draw.choice([None, 4, 6, 8]),

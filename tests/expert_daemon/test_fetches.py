@@ -94,7 +94,8 @@ def test_in_a_window_a_reader_gets_free_slots_only():
 
 def test_leases_beyond_the_quota_are_busy_and_change_nothing():
     rig = Rig(lease_quota=2)
-    rig.cache.fetch(1, 1, [(0, 0), (0, 1)])
+    rig.cache.fetch(1, 1, [(0, 0)])
+    rig.cache.fetch(3, 1, [(0, 1)])
     rig.cache.drain()
     rig.cache.fetch(2, 1, [(0, 2)])
     due = rig.cache.drain()
@@ -103,8 +104,29 @@ def test_leases_beyond_the_quota_are_busy_and_change_nothing():
     rig.cache.check()
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_reader_that_keeps_all_it_may_leaves_another_as_much(is_read):
+    rig = Rig(16, lease_quota=6)
+    keys = [(0, expert) for expert in range(3)]
+    rig.cache.fetch(1, 1, keys)
+    if is_read:
+        for load in rig.cache.drain().loads:
+            rig.cache.finish(load)
+    rig.cache.drain()
+    rig.cache.fetch(1, 2, [(0, 5)])
+    assert [answer.busy for answer in fetched(rig)] == [True]
+    rig.cache.fetch(2, 1, [(1, expert) for expert in range(3)])
+    for load in rig.cache.drain().loads:
+        rig.cache.finish(load)
+    assert [len(a.leases) for a in fetched(rig) if a.client == 2] == [3]
+    rig.cache.check()
+    rig.cache.client_gone(1)
+    rig.cache.fetch(3, 1, keys)
+    assert not any(answer.busy for answer in fetched(rig))
+
+
 def test_a_fetch_larger_than_the_quota_fails_with_both_figures():
-    rig = Rig(lease_quota=2)
+    rig = Rig(lease_quota=4)
     rig.cache.fetch(1, 1, [(0, 0), (0, 1), (0, 2)])
     (answer,) = fetched(rig)
     assert [fault.code for fault in answer.errors] == ["NO_SLOT"] * 3
@@ -114,7 +136,7 @@ def test_a_fetch_larger_than_the_quota_fails_with_both_figures():
 
 def test_a_fetch_too_large_is_answered_within_a_frame_or_refused():
     n_layers, n_experts = 9, MOST_KEYS_NAMED // 8
-    rig = Rig(n_layers=n_layers, n_experts=n_experts, lease_quota=2)
+    rig = Rig(n_layers=n_layers, n_experts=n_experts, lease_quota=4)
     keys = [(layer, expert) for layer in range(n_layers) for expert in range(n_experts)]
     rig.cache.fetch(1, 1, keys[:MOST_KEYS_NAMED])
     (answer,) = fetched(rig)
@@ -129,7 +151,7 @@ def test_a_fetch_too_large_is_answered_within_a_frame_or_refused():
 
 
 def test_a_failed_read_fails_its_key_alone_and_gives_the_quota_back():
-    rig = Rig(lease_quota=2)
+    rig = Rig(lease_quota=4)
     rig.cache.fetch(1, 1, [(0, 0), (0, 1)])
     first, second = rig.cache.drain().loads
     rig.cache.fail(first, "EIO", "injected")
@@ -142,7 +164,7 @@ def test_a_failed_read_fails_its_key_alone_and_gives_the_quota_back():
 
 
 def test_a_deadline_answers_with_what_is_there():
-    rig = Rig(2, lease_quota=3)
+    rig = Rig(2, lease_quota=6)
     rig.get(0, [0])
     rig.cache.fetch(READER, 1, [(0, 0), (0, 1), (0, 2)])
     (load,) = rig.cache.drain().loads
@@ -166,7 +188,7 @@ def test_a_deadline_of_an_answered_fetch_does_nothing():
 
 
 def test_a_reader_that_is_gone_holds_nothing_and_gets_nothing():
-    rig = Rig(2, lease_quota=2)
+    rig = Rig(2, lease_quota=4)
     rig.get(0, [0])
     rig.cache.fetch(READER, 1, [(0, 0)])
     rig.cache.fetch(READER, 2, [(0, 1)])

@@ -325,7 +325,7 @@ def test_a_smaller_arena_loses_its_last_slots_and_says_what_was_in_them():
 
 
 def test_a_leased_slot_goes_when_it_is_released():
-    rig = Rig(8, free_pool=0, lease_quota=4)
+    rig = Rig(8, free_pool=0, lease_quota=8)
     rig.cache.fetch(7, 1, [(0, expert) for expert in range(4)])
     for load in rig.cache.drain().loads:
         rig.cache.finish(load)

@@ -262,7 +262,7 @@ def test_what_was_read_ahead_in_vain_is_given_up_when_its_layer_has_passed():
 
 
 def test_readers_are_served_while_a_stream_stays_open():
-    rig = Rig(12, free_pool=2, lease_quota=4)
+    rig = Rig(12, free_pool=2, lease_quota=8)
     for expert in range(10):
         rig.get(1, [expert])
     rig.ack()

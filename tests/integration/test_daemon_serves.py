@@ -116,11 +116,17 @@ def test_readers_lease_experts_and_give_them_back(daemon, checkpoint):
         quota = reader.welcome.lease_quota
         keys = [divmod(number, N_EXPERTS) for number in range(quota)]
         leases = reader.fetch(keys)
-        with ExpertClient(daemon.runtime_dir) as second:
+        with pytest.raises(DaemonBusy):
+            reader.fetch([(5, 5)], wait_ms=100)
+        with (
+            ExpertClient(daemon.runtime_dir) as second,
+            ExpertClient(daemon.runtime_dir) as third,
+        ):
+            second.fetch(keys)  # what one reader keeps leaves another as much
             with pytest.raises(DaemonBusy):
-                second.fetch([(5, 5)], wait_ms=100)
+                third.fetch(keys, wait_ms=100)
             reader.release(leases)
-            second.release(second.fetch([(5, 5)]))
+            third.release(third.fetch([(5, 5)]))
 
 
 def test_a_reader_that_leaves_gives_back_its_leases(daemon):

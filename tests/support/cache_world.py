@@ -34,7 +34,7 @@ class World:
         n_experts: int = 8,
         n_slots: int = 10,
         free_pool: int = 2,
-        lease_quota: int = 3,
+        lease_quota: int = 6,
         history: int = 6,
         policy: str = "lfu-da",
         n_slots_max: int = 0,

@@ -4,7 +4,8 @@ Runs on the loop's thread, but for the populating. Order is everything: a slot i
 memory is there and the engine says that it can read it; memory is given back only when nothing can
 name its slots and the engine says that it has let go of them. What is populated never exceeds the
 larger of the old and the new size. A shrink that nobody let go of memory for is undone by a Resize
-back up; a session waits with one request at most.
+back up, a grow that the engine has not acknowledged by a shrink of what it was told of; a session
+waits with one request at most.
 """
 
 from __future__ import annotations
@@ -40,9 +41,14 @@ class _Change:
         """Whether slots are added."""
         return self.n_slots > self.before
 
-    def may_become(self, n_slots: int) -> bool:
-        """Whether it may end at this size instead: a smaller shrink, or none."""
-        return not self.told and self.n_slots < n_slots <= self.before
+    def may_become(self, n_slots: int, readable: int) -> bool:
+        """Whether another size may be gone to instead: of a shrink a smaller shrink, or none.
+
+        Of a grow, once it is populated, a shrink to slots that were used before it.
+        """
+        if self.grows:
+            return self.populated and n_slots <= readable
+        return not self.told and self.n_slots < n_slots <= readable
 
 
 class ResizeDesk:
@@ -67,6 +73,7 @@ class ResizeDesk:
         self._settle = settle
         self._clients = clients
         self._change: _Change | None = None
+        self._readable = self._size.n_slots  # that may be used: an engine could read them
 
     def resize(self, session: Session, message: Resize) -> None:
         """Begin a resize; Resized comes when it has ended, or at once where it cannot be."""
@@ -85,7 +92,7 @@ class ResizeDesk:
             self._start(n_slots, number, request)
         elif change.n_slots == n_slots:
             self._join(change, number, request)
-        elif change.may_become(n_slots):
+        elif change.may_become(n_slots, self._readable):
             self._give_up(change, n_slots)
             self.resize(session, message)
         else:
@@ -108,10 +115,10 @@ class ResizeDesk:
         change.waiters[number] = request
 
     def _give_up(self, change: _Change, n_slots: int) -> None:
-        """End a shrink of which all memory is there still, since this size is wanted instead."""
+        """End a change of which all memory is there still, since this size is wanted instead."""
         wanted = format_size(self._size.bytes_of(n_slots))
         self._end(change, f"the resize to {change.n_slots} slots was given up: {wanted} is wanted")
-        if n_slots == change.before:
+        if n_slots == change.before and not change.grows:
             self._set_budget(n_slots)
             self._advice.warm_displaced()
 
@@ -189,6 +196,7 @@ class ResizeDesk:
             self._finish(change)
 
     def _finish(self, change: _Change) -> None:
+        self._readable = change.n_slots
         if change.grows:
             self._set_budget(change.n_slots)
         else:
@@ -217,7 +225,7 @@ class ResizeDesk:
 
     def _waits(self, change: _Change) -> str:
         """What a change waits for."""
-        if change.told:
+        if change.told or change.populated:
             return "the engine has not answered yet"
         if change.grows:
             return "it is being populated"

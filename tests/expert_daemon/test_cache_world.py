@@ -88,6 +88,10 @@ class CacheMachine(RuleBasedStateMachine):
     def resize(self, n, more):
         (self.world.grow if more else self.world.shrink)(n)
 
+    @rule()
+    def undo_growth(self):
+        self.world.undo_growth()
+
     @rule(layer=layers, experts=expert_lists)
     def serve_a_whole_request(self, layer, experts):
         world = self.world
@@ -241,6 +245,7 @@ def drive(seed: int, n_events: int) -> World:
         (0.5, lambda: world.cache.warm(keys())),
         (0.3, lambda: world.shrink(n())),
         (0.3, lambda: world.grow(n())),
+        (0.3, world.undo_growth),
         (0.3, world.lose_patience),
         (1, world.ask_again),
         (1, world.cancel),

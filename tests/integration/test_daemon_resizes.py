@@ -549,6 +549,88 @@ def test_a_shrink_that_the_engine_was_told_of_is_not_given_up(daemon, checkpoint
         assert populated(daemon) <= small
 
 
+@pytest.fixture
+def growing(daemon, checkpoint, sizes):
+    """(engine, client, other): `other` waits with request 1 for a grow that was told of."""
+    with (
+        engine_of(daemon.runtime_dir, checkpoint) as engine,
+        ExpertClient(daemon.runtime_dir) as client,
+        Asking(daemon) as other,
+    ):
+        filled(client)
+        engine.applied = engine.resync().version
+        other.say(m.Resize(1, sizes[2]))
+        until_under_way(daemon, client)
+        end = time.monotonic() + 10
+        while not daemon.daemon._server._resizes._change.told:
+            assert time.monotonic() < end
+            patient(client.ping)
+        yield engine, client, other
+
+
+def test_a_grow_that_is_not_acknowledged_is_undone_by_a_resize_back(
+    daemon, checkpoint, sizes, growing
+):
+    _, large, _ = sizes
+    engine, client, other = growing
+    n_slots = engine.welcome.n_slots
+    memory = populated(daemon)
+    waiting = client.resize(large, timeout_ms=300)  # the engine does not answer: it is said so
+    assert waiting.text.endswith("goes on: the engine has not answered yet")
+    request, text = other.resized()
+    assert request == 1
+    assert "was given up" in text
+    assert populated(daemon) == memory  # what the engine may have registered has no hole
+    added, drop = engine.memory_changes()
+    assert (type(added), type(drop)) == (m.Added, m.Drop)
+    assert (drop.chunks, drop.n_slots) == (added.chunks, n_slots)
+    engine.added(added)
+    engine.ack(engine.applied)  # too late: the slots are not used
+    filled(client)
+    assert max(patient(client.keys)["slot"].tolist()) < n_slots
+    assert populated(daemon) == memory
+    engine.dropped(drop)
+    assert client.resize(large, timeout_ms=5000).text == ""
+    assert populated(daemon) <= large
+    check_bytes(client, checkpoint)
+    assert client.resize(large).text == ""
+    assert patient(client.stats)["n_slots"] == n_slots
+
+
+def test_a_grow_that_is_not_acknowledged_is_undone_when_its_engine_has_gone(
+    daemon, checkpoint, sizes, growing
+):
+    small, large, _ = sizes
+    engine, client, _ = growing
+    assert "has not answered yet" in client.resize(large, timeout_ms=300).text
+    engine.close()
+    assert client.resize(large, timeout_ms=5000).text == ""
+    assert populated(daemon) <= large
+    assert client.resize(small, timeout_ms=5000).text == ""
+    check_bytes(client, checkpoint)
+
+
+def test_slots_that_no_engine_has_acknowledged_are_not_used_by_a_shrink_that_is_given_up(
+    daemon, checkpoint, sizes, growing
+):
+    small, large, most = sizes
+    engine, client, other = growing
+    n_slots = engine.welcome.n_slots
+    other.say(m.Resize(2, small))  # its slots are still in the engine's table: no Drop yet
+    assert other.resized()[0] == 1
+    assert "is under way" in client.resize(most).text
+    assert "is under way" in client.resize(most - 8192).text
+    assert "goes on" in client.resize(large, timeout_ms=300).text
+    assert "was given up" in other.resized()[1]
+    assert daemon.daemon.cache.n_slots == n_slots
+    changes = engine.memory_changes()
+    assert [type(one) for one in changes] == [m.Added, m.Drop]
+    engine.added(changes[0])
+    engine.dropped(changes[1])
+    assert client.resize(large, timeout_ms=5000).text == ""
+    assert populated(daemon) <= large
+
+
 def test_a_session_waits_with_one_resize_and_one_that_left_with_none(daemon, sizes):
     small, _, _ = sizes
     resizes = daemon.daemon._server._resizes

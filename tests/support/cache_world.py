@@ -526,6 +526,11 @@ class World:
             if self.device is None:
                 self._resized_without_engine()
 
+    def undo_growth(self) -> None:
+        """Who asked for it wants the size before, and the engine has not acknowledged yet."""
+        if self.resize is not None and self.resize[0] == "grow":
+            self.resize = ("shrink", self.cache.n_slots)
+
     def _go_on_shrinking(self) -> None:
         if self.resize is None or self.resize[0] == "grow" or self.cache.n_closing:
             return

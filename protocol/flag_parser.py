@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from .wording import nearest
 
+MAX_USAGE_LINES = 6  # that are shown above an error
 _ANY_NUMBER = ("?", "*", "+")
 
 
@@ -43,6 +44,16 @@ class FlagParser(argparse.ArgumentParser):
         if extras:
             self.error(f"one argument too many: {extras[0]!r}")
         return found, extras
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2 and a message, below the usage: a long one's flags are left to --help."""
+        usage = self.format_usage()
+        if usage.count("\n") > MAX_USAGE_LINES:
+            formatter = self._get_formatter()
+            formatter.add_usage(None, self._get_positional_actions(), [])
+            usage = formatter.format_help().replace(self.prog, f"{self.prog} [flags]", 1)
+            message = f"{message}\n{self.prog} --help tells of all flags"
+        self.exit(2, f"{usage}{self.prog}: error: {message}\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action is self._commands and action.choices and value not in action.choices:

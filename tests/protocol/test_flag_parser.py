@@ -90,7 +90,26 @@ def test_a_mistyped_command_is_named_with_the_nearest(capsys):
 def test_one_argument_too_many_is_that_commands_error(capsys):
     said = _error(capsys, ["generate", "Once", "upon"])
     assert said.startswith("usage: headrace generate")
-    assert said.rstrip().endswith("one argument too many: 'upon'")
+    assert "error: one argument too many: 'upon'\n" in said
+
+
+def test_a_long_usage_gives_way_to_what_is_wrong(capsys):
+    said = _error(capsys, ["generate", "--temprature", "0"])
+    assert said.splitlines() == [
+        "usage: headrace generate [flags] [prompt]",
+        "headrace generate: error: there is no flag --temprature; did you mean --temperature?",
+        "headrace generate --help tells of all flags",
+    ]
+
+
+def test_a_short_usage_stands_as_it_is(capsys):
+    parser = FlagParser("short")
+    parser.add_argument("--level", type=int)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--level", "x"])
+    said = capsys.readouterr().err
+    assert said.splitlines()[0] == "usage: short [-h] [--level LEVEL]"
+    assert "--help" not in said
 
 
 def test_nothing_like_it_gives_no_advice(capsys):

@@ -96,13 +96,11 @@ def _make_huge(memory: npt.NDArray[np.uint8], descriptor: int, start: int, stop:
 
 
 def _next_data(descriptor: int, offset: int) -> int:
-    """Return where the file's first page from `offset` on is that has memory."""
+    """Return where the file's first page from `offset` on is that has memory, or may have."""
     try:
         return os.lseek(descriptor, offset, os.SEEK_DATA)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # none
-            return 1 << 62
-        raise
+        return 1 << 62 if error.errno == errno.ENXIO else offset  # none, or the kernel cannot tell
 
 
 def _populate_span(memory: npt.NDArray[np.uint8], start: int, n_bytes: int) -> int:

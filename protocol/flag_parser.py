@@ -46,7 +46,7 @@ class FlagParser(argparse.ArgumentParser):
         return found, extras
 
     def error(self, message: str) -> NoReturn:
-        """End with status 2 and a message, below the usage: a long one's flags are left to --help."""
+        """End with status 2 and a message, below the usage; many flags are left to --help."""
         usage = self.format_usage()
         if usage.count("\n") > MAX_USAGE_LINES:
             formatter = self._get_formatter()

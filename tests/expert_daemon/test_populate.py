@@ -83,6 +83,16 @@ def test_without_huge_pages_all_is_populated_in_small_ones(arena, monkeypatch):
     assert n_bytes_of(arena[0]) == END - FIRST
 
 
+def test_where_the_kernel_tells_of_no_holes_nothing_is_gathered(arena, monkeypatch):
+    def refused(_descriptor, _offset, _how):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(populating.os, "lseek", refused)
+    fill(arena)
+    assert n_bytes_of(arena[0]) == END - FIRST
+    assert huge_bytes(arena[1]) == 0
+
+
 def test_another_mapping_of_the_file_has_the_same_huge_pages(arena):
     needs_gathering(arena)
     again = np.frombuffer(map_file(arena[0], N_BYTES, writable=True), np.uint8)

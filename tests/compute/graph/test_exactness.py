@@ -74,8 +74,8 @@ def test_sizes_are_none_least_half_and_all() -> None:
 
 @pytest.mark.slow
 def test_every_way_to_decode_gives_the_same_bits() -> None:
-    outcomes = matrix(demo(), "cpu", 4, sizes=[0, 6, 256])
-    assert all_same(outcomes, 4)
+    outcomes = matrix(demo(), "cpu", 2, sizes=[0, 6, 256])
+    assert all_same(outcomes, 2)
     assert len(outcomes) == 3 * (3 + 3 + 1)
     assert all(outcome.n_misses for outcome in outcomes if outcome.case.n_device < 256)
     assert {outcome.case.is_shuffled for outcome in outcomes} == {False, True}

@@ -22,6 +22,14 @@ SAMPLINGS = [None, Sampling(seed=2), Sampling(top_k=20, top_p=0.9, seed=3)]
 WAYS = pytest.mark.parametrize(
     ("n_device", "sampling"), [(0, None), *((64, sampling) for sampling in SAMPLINGS)]
 )
+FEWER_WAYS = pytest.mark.parametrize(
+    ("n_device", "sampling"),
+    [
+        (0, None),
+        *(pytest.param(64, sampling, marks=pytest.mark.accept) for sampling in SAMPLINGS[:-1]),
+        (64, SAMPLINGS[-1]),
+    ],
+)
 
 
 def launches_noted(rig: Rig) -> None:
@@ -158,20 +166,20 @@ def steps(made: Rig, n: int, token: int = 42, sampling: Sampling | None = None) 
     return token
 
 
-@WAYS
+@FEWER_WAYS
 @pytest.mark.parametrize("mode", MODES)
 def test_pythons_blocks_do_not_grow(mode: str, n_device: int, sampling: Sampling | None) -> None:
     """The loop's own: references that stand in for kernels on the CPU keep some for a while."""
     made = make_rig(mode=mode, n_device=n_device)
     made.prefill(PROMPT)
-    steps(made, 20, sampling=sampling)
+    steps(made, 8, sampling=sampling)
     made.runner._launches._launch = lambda *_: None  # type: ignore[method-assign]
     made.runner._headers.expect = lambda *_: None  # type: ignore[method-assign]
     grown = []
     for _ in range(3):  # what comes once is in one of them, a leak in all
         made.runner.finish()
         made.runner.sequence.reset()
-        made.prefill(PROMPT)
+        made.prefill(PROMPT[:2])
         token = steps(made, 60, sampling=sampling)
         gc.collect()
         before = sys.getallocatedblocks()

@@ -43,8 +43,18 @@ def test_unrounded_gives_ids_top_five_and_picks(demo, samples, name):
         assert record.picks[int(layer)].tolist() == picks
 
 
-@pytest.mark.parametrize("precision", ["vendor", "highway", "wide"])
-@pytest.mark.parametrize("name", ["play", "scripture", "chat", "long"])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        *((name, "highway") for name in ("play", "scripture", "chat", "long")),
+        *((name, precision) for name in ("chat", "long") for precision in ("vendor", "wide")),
+        *(
+            pytest.param(name, precision, marks=pytest.mark.accept)
+            for name in ("play", "scripture")
+            for precision in ("vendor", "wide")
+        ),
+    ],
+)
 def test_rounded_precisions_agree_as_far_as_they_must(demo, samples, name, precision):
     sample = samples[name]
     n = sample["agreed_prefix"]

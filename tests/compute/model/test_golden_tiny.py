@@ -43,9 +43,10 @@ def copy_of_tiny(tiny_dir: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def jumping(writer: GoldenWriter, noted: list[near_ties.Noted], kind: str):
+def jumping(
+    writer: GoldenWriter, base: torch.Tensor, noted: list[near_ties.Noted], kind: str
+) -> near_ties.Noted:
     """Write golden_round with the first rounding of a kind turned whose turn moves a logit."""
-    base, _ = writer.write_round(frozenset())
     for one in noted:
         if one.event.kind == kind:
             logits, _ = writer.write_round(frozenset({one.event}))
@@ -57,8 +58,8 @@ def jumping(writer: GoldenWriter, noted: list[near_ties.Noted], kind: str):
 @pytest.mark.parametrize("kind", ["input", "window", "index key", "latent"])
 def test_a_tie_that_fell_the_other_way_is_named_and_accepted(copy_of_tiny, capsys, kind):
     writer = GoldenWriter(copy_of_tiny, read_ids(copy_of_tiny))
-    _, noted = writer.write_round(frozenset())
-    turned = jumping(writer, noted, kind)
+    base, noted = writer.write_round(frozenset())
+    turned = jumping(writer, base, noted, kind)
     assert agrees(copy_of_tiny, ROUND)
     said = capsys.readouterr().out
     assert "rounding tie: position" in said
@@ -69,7 +70,7 @@ def test_a_rounding_off_a_midpoint_is_refused(copy_of_tiny, capsys, monkeypatch)
     writer = GoldenWriter(copy_of_tiny, read_ids(copy_of_tiny))
     with monkeypatch.context() as wider:
         wider.setattr(near_ties, "RELATIVE", 0.02)
-        _, noted = writer.write_round(frozenset())
+        base, noted = writer.write_round(frozenset())
         noted = [
             n
             for n in noted
@@ -77,7 +78,7 @@ def test_a_rounding_off_a_midpoint_is_refused(copy_of_tiny, capsys, monkeypatch)
             and n.event.layer == 0
             and n.event.number == 1
         ]
-        jumping(writer, noted, "input")
+        jumping(writer, base, noted, "input")
     assert not agrees(copy_of_tiny, ROUND)
     assert "WRONG: position" in capsys.readouterr().out
 

@@ -123,11 +123,16 @@ def test_a_restored_state_has_the_bits_of_the_one_that_was_kept(local, precision
 
 
 PLACES = (70, 75, 99, 113, 128, 132, 160, 191, 198, 231, 255, 269)  # of the 200 before the end
+FEWER = (75, 128, 191, 231, 269)
 
 
 @pytest.mark.parametrize(
     ("precision", "chunk", "places"),
-    [("highway", 32, PLACES), ("unrounded", 33, PLACES[1::3])],
+    [
+        ("highway", 32, FEWER),
+        ("unrounded", 33, PLACES[1::3]),
+        pytest.param("highway", 32, PLACES, marks=pytest.mark.accept),
+    ],
 )
 def test_after_a_divergence_anywhere_the_bits_are_those_of_a_cold_run(
     local, sources, precision, chunk, places
@@ -147,7 +152,10 @@ def test_after_a_divergence_anywhere_the_bits_are_those_of_a_cold_run(
         assert np.array_equal(row, cold.first)
 
 
-@pytest.mark.parametrize(("precision", "n_turns"), [("highway", 20), ("unrounded", 6)])
+@pytest.mark.parametrize(
+    ("precision", "n_turns"),
+    [("highway", 12), ("unrounded", 6), pytest.param("highway", 20, marks=pytest.mark.accept)],
+)
 def test_growing_turns_go_on_from_the_end_of_the_turn_before(
     local, sources, precision, n_turns
 ) -> None:

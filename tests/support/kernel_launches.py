@@ -1,9 +1,9 @@
 """Every kernel's launches at the released sizes, for a compilation without a GPU.
 
-    python tests/support/kernel_launches.py PART PARTS
+    python tests/support/kernel_launches.py PART PARTS [--first]
 
 compiles each PARTS-th distinct launch from PART on and prints a JSON object a line, after one with
-the names of all kernels that are launched.
+the names of all kernels that are launched. --first: of the first launch of each kernel.
 """
 
 from __future__ import annotations
@@ -243,9 +243,11 @@ def launches() -> list[offline_gpu.Launch]:
     return offline_gpu.distinct(found)
 
 
-def main(part: int, parts: int) -> Iterator[dict[str, object]]:
+def main(part: int, parts: int, *, first: bool) -> Iterator[dict[str, object]]:
     """Yield what the module's docstring says."""
     every = launches()
+    if first:
+        every = list({launch.name: launch for launch in reversed(every)}.values())[::-1]
     yield {"kernels": sorted({launch.name for launch in every}), "n_launches": len(every)}
     with tempfile.TemporaryDirectory() as folder:
         offline_gpu.without_cache(Path(folder))
@@ -254,5 +256,5 @@ def main(part: int, parts: int) -> Iterator[dict[str, object]]:
 
 
 if __name__ == "__main__":
-    for line in main(int(sys.argv[1]), int(sys.argv[2])):
+    for line in main(int(sys.argv[1]), int(sys.argv[2]), first="--first" in sys.argv[3:]):
         sys.stdout.write(json.dumps(line) + "\n")

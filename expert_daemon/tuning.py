@@ -15,15 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from protocol.arena.mapping import map_file
 from protocol.files.checkpoint import Checkpoint
 
 from .checksums import Checksums
-from .direct_io import aligned_buffer
 from .fragments import expert_fragments, slot_pieces
+from .populate import huge_bytes, populate
 from .range_reader import BOUNCE_BYTES, RangeReader
 from .reader import ExpertReader, Key
 from .reader_threads import ReaderThreads
-from .source import FileSource
+from .source import Bytes, FileSource
 from .tuned import SAFE, Reading, fits_in_memory
 
 THREADS = (1, 2, 4, 8, 16, 32)
@@ -167,20 +170,21 @@ Read = Callable[[Sequence[Key]], tuple[float, int]]
 def _reader(checkpoint: Checkpoint, reading: Reading) -> Iterator[Read]:
     """Give a function that reads keys at once: (seconds, bytes)."""
     config = checkpoint.config
+    slot_bytes = checkpoint.slice_map.image.slot_bytes
+    memory = _memory_like_an_arena(config.top_k * slot_bytes)
     source = FileSource(checkpoint.shards, direct=reading.mode == "direct")
     threads = ReaderThreads(reading.threads, BOUNCE_BYTES)
     woken = threading.Event()
     reader = ExpertReader(
         threads,
-        RangeReader(source, straight=False),  # into small pages, as below
+        RangeReader(source, straight=2 * huge_bytes(memory) > len(memory)),
         expert_fragments(checkpoint),
         slot_pieces(checkpoint),
         woken.set,
         Checksums(config.n_layers, config.n_experts),
         reading.shape,
     )
-    slot_bytes = checkpoint.slice_map.image.slot_bytes
-    slots = [aligned_buffer(slot_bytes) for _ in range(config.top_k)]
+    slots = [memory[n * slot_bytes : (n + 1) * slot_bytes] for n in range(config.top_k)]
 
     def read(keys: Sequence[Key]) -> tuple[float, int]:
         began = time.perf_counter()
@@ -205,6 +209,18 @@ def _reader(checkpoint: Checkpoint, reading: Reading) -> Iterator[Read]:
             source.close()
         if reading.mode == "buffered":
             _drop(checkpoint)
+
+
+def _memory_like_an_arena(n_bytes: int) -> Bytes:
+    """Return u8 [n_bytes] in pages of the size that an arena's would be."""
+    descriptor = os.memfd_create("headrace-tune", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, n_bytes)
+        memory: Bytes = np.frombuffer(map_file(descriptor, n_bytes, writable=True), np.uint8)
+        populate(memory, descriptor, [(0, n_bytes)], n_threads=1)
+    finally:
+        os.close(descriptor)
+    return memory
 
 
 def _drop(checkpoint: Checkpoint) -> None:

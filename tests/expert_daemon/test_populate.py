@@ -87,7 +87,7 @@ def test_where_the_kernel_tells_of_no_holes_nothing_is_gathered(arena, monkeypat
     def refused(_descriptor, _offset, _how):
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    monkeypatch.setattr(populating.os, "lseek", refused)
+    monkeypatch.setattr(os, "lseek", refused)
     fill(arena)
     assert n_bytes_of(arena[0]) == END - FIRST
     assert huge_bytes(arena[1]) == 0

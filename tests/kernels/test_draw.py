@@ -72,14 +72,14 @@ def test_the_reference_draws_the_hosts_ids(n: int) -> None:
 @pytest.mark.parametrize("device", [INTERPRETED, DEVICE])
 @pytest.mark.parametrize("n", SIZES)
 def test_hard_logits_are_drawn_from_as_by_the_reference(device: str, n: int) -> None:
-    step = 4 if device == "cpu" else 1  # no divisor of the filters' number: each kind meets others
+    step = 7 if device == "cpu" else 1  # no divisor of the filters' number: each kind meets others
     assert len(FILTERS) % step or step == 1
     for row, numbers in islice(hard_cases(n), n % step, None, step):
         assert drawn(row, numbers, device) == referred(row, numbers), numbers
 
 
 @pytest.mark.interpreter
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(ANY_DRAW)
 def test_any_draw_of_the_kernels_is_the_references_and_the_hosts(
     case: tuple[Row, DrawNumbers],

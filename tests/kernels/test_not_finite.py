@@ -6,6 +6,7 @@ reaches the logits, which name it.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ NONE = [float("nan"), float("inf"), -float("inf")]
 # An infinity times a zero, and the like, are what these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 SCALE_AT = {"Q2_K": 80, "Q3_K": 108, "Q4_K": 0, "Q8_0": 0}  # of the first f16 of a block
+BITS = [0x7E00, 0x7C00, 0xFC00]
 MIXES = [("Q8_0",) * 3, ("Q2_K", "Q2_K", "Q3_K"), ("Q4_K",) * 3]
 
 
@@ -105,12 +107,22 @@ def test_a_row_of_products_is_none(device: str, value: float, *, plain: bool) ->
         assert found.isnan().sum(1).tolist() == [6, 0]
 
 
-@pytest.mark.parametrize("value", NONE)
-@pytest.mark.parametrize("what", ["x", "weight"])
-@pytest.mark.parametrize(("device", "plain", "kind"), on(["fp4", *MIXES], 2))
+@pytest.mark.parametrize(
+    ("device", "plain", "case"),
+    on(
+        [
+            *itertools.product(["fp4"], ["x", "weight"], NONE),
+            *zip(MIXES[:1] * 3, ["x", "weight", "x"], NONE, strict=True),
+            *zip(MIXES[:1] * 3, ["weight", "x", "weight"], NONE, strict=True),
+            *itertools.product(MIXES[1:], ["x", "weight"], NONE),
+        ],
+        9,
+    ),
+)
 def test_an_expert_of_a_spoiled_input_is_none(
-    device: str, kind: str | tuple[str, str, str], what: str, value: float, *, plain: bool
+    device: str, case: tuple[str | tuple[str, str, str], str, float], *, plain: bool
 ) -> None:
+    kind, what, value = case
     shape, slots, pointers = experts(kind)
     x, weights = torch.randn(1, shape.hidden), torch.rand(2)
     if what == "x":
@@ -135,12 +147,24 @@ def test_a_scale_byte_of_255_gives_no_number(device: str, piece: int, *, plain: 
         reference.routed_m1(x, pointers, weights, shape, LIMIT, torch.float32)
 
 
-@pytest.mark.parametrize("bits", [0x7E00, 0x7C00, 0xFC00])
-@pytest.mark.parametrize("piece", [0, 1, 2])
-@pytest.mark.parametrize(("device", "plain", "kind"), on(MIXES, 1))
+@pytest.mark.parametrize(
+    ("device", "plain", "case"),
+    on(
+        [
+            *(
+                (MIXES[0], piece, BITS[(piece + turn) % 3])
+                for turn in range(3)
+                for piece in range(3)
+            ),
+            *itertools.product(MIXES[1:], [0, 1, 2], BITS),
+        ],
+        3,
+    ),
+)
 def test_a_blocks_scale_that_is_none_gives_no_number(
-    device: str, kind: tuple[str, str, str], piece: int, bits: int, *, plain: bool
+    device: str, case: tuple[tuple[str, str, str], int, int], *, plain: bool
 ) -> None:
+    kind, piece, bits = case
     shape, slots, pointers = experts(kind)
     start = int(pointers[piece, 0]) - slots.data_ptr() + SCALE_AT[kind[piece]]
     slots.view(-1)[start : start + 2] = torch.tensor([bits & 255, bits >> 8], dtype=torch.uint8)

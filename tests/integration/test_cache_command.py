@@ -7,6 +7,7 @@ import json
 import pytest
 
 import headrace
+from compute.commands import cache
 from compute.commands.cache_facts import hits, troubles
 from compute.commands.cache_warm import in_file_order
 from protocol.files.checkpoint import open_checkpoint
@@ -166,7 +167,8 @@ def test_nothing_was_saved_where_that_was_not_wanted(model, checkpoint, runtime_
         assert headrace.main(["cache", "warm", "--runtime-dir", str(runtime_dir)]) == 2
 
 
-def test_without_a_daemon_the_error_names_the_directory(runtime_dir, capsys):
+def test_without_a_daemon_the_error_names_the_directory(runtime_dir, capsys, monkeypatch):
+    monkeypatch.setattr(cache, "HELLO_MS", 300)
     assert headrace.main(["cache", "--runtime-dir", str(runtime_dir)]) == 1
     assert f"no daemon answers in {runtime_dir}" in capsys.readouterr().err
 

@@ -336,7 +336,7 @@ def test_the_bytes_of_replaced_shards_are_not_kept(checkpoint, runtime_dir, tmp_
 
 
 INSTANTS = [
-    pytest.param(10, marks=pytest.mark.slow),
+    pytest.param(5, marks=pytest.mark.slow),
     pytest.param(100, marks=[pytest.mark.accept, pytest.mark.timeout(900)]),
 ]
 

@@ -38,8 +38,8 @@ DENSE = ["Q2_K", "Q3_K", "Q4_K", "Q6_K", "Q8_0"]
 ROWS = {1: "Q2_K", 4: "Q8_0"}  # of 84 and of 272 bytes
 PROMPT = [3, 17, 40, 5]
 MODELS = [
-    pytest.param("cpu", False, 3, id="cpu"),
-    pytest.param("cpu", True, 3, id="cpu-stored"),
+    pytest.param("cpu", False, 2, id="cpu"),
+    pytest.param("cpu", True, 2, id="cpu-stored"),
     pytest.param("cuda", True, 40, id="cuda", marks=pytest.mark.gpu),
 ]
 Open = Callable[[int], contextlib.AbstractContextManager[DeviceExperts]]

@@ -249,7 +249,7 @@ def resident_bytes(pid):
 @pytest.mark.parametrize(
     ("n_rounds", "n_pings"),
     [
-        pytest.param(5, 400, marks=pytest.mark.slow),
+        pytest.param(3, 400, marks=pytest.mark.slow),
         pytest.param(15, 4000, marks=[pytest.mark.accept, pytest.mark.timeout(900)]),
     ],
 )

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from compute.frontend import server
 from compute.frontend.http import event_stream
 from protocol.files.checkpoint import open_checkpoint
 from tests.support.running_frontend import Reply, RunningFrontend, eventually, running_frontend
@@ -126,6 +127,7 @@ def test_a_prompt_that_is_being_made_is_left_with_a_503(
         making.set()
         await asyncio.sleep(60)
 
+    monkeypatch.setattr(server, "_LAST_WORDS_S", 1)
     with (
         scripted_compute(directory, fingerprint=open_checkpoint(DEMO).fingerprint),
         running_frontend(directory, drain_s=0.1) as web,
@@ -159,6 +161,7 @@ def test_a_stream_that_cannot_end_is_hung_up_on_without_a_traceback(
             cut.set()
 
     monkeypatch.setattr(event_stream, "_paced", paced)
+    monkeypatch.setattr(server, "_LAST_WORDS_S", 0)
     with (
         scripted_compute(directory, fingerprint=open_checkpoint(DEMO).fingerprint),
         running_frontend(directory, drain_s=0.1) as web,

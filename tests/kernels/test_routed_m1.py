@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -106,10 +108,21 @@ def check(
     assert (found.cpu() - wanted).norm() <= 2e-3 * wanted.norm()
 
 
-@pytest.mark.parametrize(("device", "plain"), BODIES)
-@pytest.mark.parametrize("dtype", DTYPES)
+SIZES = [(64, 32, 1), (256, 64, 6), (160, 96, 3), (64, 32, 16)]
+
+
 @pytest.mark.parametrize(
-    ("hidden", "width", "n_experts"), [(64, 32, 1), (256, 64, 6), (160, 96, 3), (64, 32, 16)]
+    ("device", "plain", "dtype", "hidden", "width", "n_experts"),
+    [
+        *(  # these take long: each size with a type
+            pytest.param("cpu", False, dtype, *sizes, marks=pytest.mark.interpreter)
+            for dtype, sizes in zip(DTYPES * 2, SIZES, strict=True)
+        ),
+        *(
+            pytest.param("cuda", plain, dtype, *sizes, marks=pytest.mark.gpu)
+            for plain, dtype, sizes in product([False, True], DTYPES, SIZES)
+        ),
+    ],
 )
 def test_routed_experts_of_one_token_equal_their_reference(
     device: str, hidden: int, width: int, n_experts: int, dtype: torch.dtype, *, plain: bool

@@ -195,7 +195,7 @@ def kill_at_instants(
 
 
 INSTANTS = [
-    pytest.param(5, marks=[pytest.mark.slow, pytest.mark.timeout(120)]),
+    pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(120)]),
     pytest.param(200, marks=[pytest.mark.accept, pytest.mark.timeout(1800)]),
 ]
 

@@ -27,7 +27,7 @@ class Lane(IntEnum):
     DEMAND = 0
     FETCH = 1
     IDLE = 2  # by all threads, while nobody waits for anything
-    PREFETCH = 3  # as IDLE, but by two threads of its own
+    PREFETCH = 3  # as IDLE, but by threads of its own
 
     @property
     def is_urgent(self) -> bool:
@@ -37,7 +37,9 @@ class Lane(IntEnum):
 
 Work = Callable[[Bytes], None]
 
-N_PREFETCH_THREADS = 2
+# Two reads in flight hide a drive's latency. On two processors the second would only keep one of
+# them from whoever waits, and brings nothing: what is read ahead then is bound by the processors.
+N_PREFETCH_THREADS = min(2, max(1, len(os.sched_getaffinity(0)) - 1))
 MAX_SPARE = 32  # threads beyond those wanted, for as many that hang in a read
 
 
@@ -93,7 +95,10 @@ class ReaderThreads:
             with self._gate:
                 self._n_urgent += 1
         self._lanes[lane].append(work)
-        (self._prefetch_tokens if lane is Lane.PREFETCH else self._tokens).put(True)
+        if lane is Lane.PREFETCH:
+            _wake(self._prefetch_tokens, N_PREFETCH_THREADS)
+        else:
+            _wake(self._tokens, self._wanted)
 
     def go_on(self, lane: Lane, work: Work) -> None:
         """Have the thread that calls this, from work of an urgent lane, run `work` next.
@@ -124,6 +129,7 @@ class ReaderThreads:
             n_wanted = self._wanted + min(self._n_stuck, MAX_SPARE)
             while len(self._workers) < n_wanted and not self._closed:
                 self._begin_one()
+                self._tokens.put(True)  # those of who hangs may have been meant for it
         if self._n_stuck:
             self._wake_idle()  # what hangs is waited for in vain
         return self._n_stuck
@@ -191,9 +197,9 @@ class ReaderThreads:
 
     def _wake_idle(self) -> None:
         for _ in range(min(len(self._lanes[Lane.IDLE]), self._wanted)):
-            self._tokens.put(True)
+            _wake(self._tokens, self._wanted)
         for _ in range(min(len(self._lanes[Lane.PREFETCH]), N_PREFETCH_THREADS)):
-            self._prefetch_tokens.put(True)
+            _wake(self._prefetch_tokens, N_PREFETCH_THREADS)
 
     def _is_too_many(self, worker: _Worker) -> bool:
         if len(self._workers) <= self._wanted:
@@ -220,3 +226,13 @@ class ReaderThreads:
             return self._lanes[lane].popleft()
         except IndexError:
             return None
+
+
+def _wake(tokens: SimpleQueue[bool], n_threads: int) -> None:
+    """Have a thread look for work, unless as many as there are will do so anyway.
+
+    Whoever takes a token looks into the lanes after it was put; more of them would only be taken
+    one by one, in vain, while somebody waits.
+    """
+    if tokens.qsize() < n_threads:
+        tokens.put(True)

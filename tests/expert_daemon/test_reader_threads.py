@@ -4,7 +4,9 @@ import threading
 import time
 from functools import partial
 
-from expert_daemon.reader_threads import Lane, ReaderThreads
+import pytest
+
+from expert_daemon.reader_threads import N_PREFETCH_THREADS, Lane, ReaderThreads
 
 
 def wait_for(condition, seconds=5.0):
@@ -28,7 +30,7 @@ def n_threads(pool):
 
 def test_threads_that_hang_are_replaced_and_the_surplus_ends():
     pool = ReaderThreads(2, 4096)
-    stuck, done = threading.Event(), []
+    stuck, done = threading.Event(), list[int]()
     for _ in range(2):
         pool.submit(Lane.DEMAND, lambda _: wait(stuck))
     pool.submit(Lane.DEMAND, lambda _: done.append(1))
@@ -111,7 +113,36 @@ def test_readers_work_stops_the_idle_lanes_too():
     assert pool.close(5)
 
 
-def test_at_most_two_pieces_of_prefetch_are_in_flight():
+def test_work_that_was_submitted_while_all_hang_is_begun_by_who_helps_out():
+    pool = ReaderThreads(2, 4096)
+    stuck, done = threading.Event(), list[int]()
+    for _ in range(2):
+        pool.submit(Lane.DEMAND, lambda _: wait(stuck))
+    wait_for(lambda: pool.depth() == 0)
+    for number in range(20):
+        pool.submit(Lane.DEMAND, partial(_note, done, number))
+    time.sleep(0.05)
+    assert pool.relieve(10_000_000) == 2
+    wait_for(lambda: sorted(done) == list(range(20)))
+    stuck.set()
+    assert pool.close(5)
+
+
+@pytest.mark.parametrize("lane", [Lane.IDLE, Lane.PREFETCH])
+def test_work_that_waits_wakes_no_more_threads_than_there_are(lane):
+    pool = ReaderThreads(3, 4096)
+    demand, done = threading.Event(), list[int]()
+    pool.submit(Lane.DEMAND, lambda _: wait(demand))
+    for number in range(500):
+        pool.submit(lane, partial(_note, done, number))
+    assert pool._tokens.qsize() <= 3
+    assert pool._prefetch_tokens.qsize() <= N_PREFETCH_THREADS
+    demand.set()
+    wait_for(lambda: sorted(done) == list(range(500)))
+    assert pool.close(5)
+
+
+def test_no_more_pieces_of_prefetch_are_in_flight_than_threads_of_it():
     pool = ReaderThreads(8, 4096)
     lock, state = threading.Lock(), {"now": 0, "most": 0, "done": 0}
 
@@ -127,7 +158,7 @@ def test_at_most_two_pieces_of_prefetch_are_in_flight():
     for _ in range(20):
         pool.submit(Lane.PREFETCH, work)
     wait_for(lambda: state["done"] == 20)
-    assert state["most"] == 2
+    assert state["most"] == N_PREFETCH_THREADS
     assert pool.close(5)
 
 

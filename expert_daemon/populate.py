@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from protocol.arena.mapping import HUGE_PAGE_BYTES
+from protocol.arena.mapping import HUGE_PAGE_BYTES, map_file
 from protocol.errors import ConfigError
 from protocol.host_memory import host_memory
 from protocol.sizes import format_size
@@ -139,6 +139,23 @@ def huge_bytes(memory: npt.NDArray[np.uint8]) -> int:
     except OSError:
         return 0
     return found
+
+
+def is_huge(memory: npt.NDArray[np.uint8]) -> bool:
+    """Whether most of a mapping of shared memory stands in pages of 2 MiB."""
+    return 2 * huge_bytes(memory) > memory.nbytes
+
+
+def shared_memory(n_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return u8 [n_bytes] as an arena's are, in pages of the same size; raises ConfigError."""
+    descriptor = os.memfd_create("headrace-memory", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, n_bytes)
+        memory = np.frombuffer(map_file(descriptor, n_bytes, writable=True), np.uint8)
+        populate(memory, descriptor, [(0, n_bytes)], n_threads=1)
+    finally:
+        os.close(descriptor)
+    return memory
 
 
 def tell_of_small_pages() -> None:

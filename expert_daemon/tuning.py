@@ -15,18 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from protocol.arena.mapping import map_file
 from protocol.files.checkpoint import Checkpoint
 
 from .checksums import Checksums
 from .fragments import expert_fragments, slot_pieces
-from .populate import huge_bytes, populate
+from .populate import is_huge, shared_memory
 from .range_reader import BOUNCE_BYTES, RangeReader
 from .reader import ExpertReader, Key
 from .reader_threads import ReaderThreads
-from .source import Bytes, FileSource
+from .source import FileSource
 from .tuned import SAFE, Reading, fits_in_memory
 
 THREADS = (1, 2, 4, 8, 16, 32)
@@ -171,13 +168,13 @@ def _reader(checkpoint: Checkpoint, reading: Reading) -> Iterator[Read]:
     """Give a function that reads keys at once: (seconds, bytes)."""
     config = checkpoint.config
     slot_bytes = checkpoint.slice_map.image.slot_bytes
-    memory = _memory_like_an_arena(config.top_k * slot_bytes)
+    memory = shared_memory(config.top_k * slot_bytes)
     source = FileSource(checkpoint.shards, direct=reading.mode == "direct")
     threads = ReaderThreads(reading.threads, BOUNCE_BYTES)
     woken = threading.Event()
     reader = ExpertReader(
         threads,
-        RangeReader(source, straight=2 * huge_bytes(memory) > len(memory)),
+        RangeReader(source, straight=is_huge(memory)),
         expert_fragments(checkpoint),
         slot_pieces(checkpoint),
         woken.set,
@@ -209,18 +206,6 @@ def _reader(checkpoint: Checkpoint, reading: Reading) -> Iterator[Read]:
             source.close()
         if reading.mode == "buffered":
             _drop(checkpoint)
-
-
-def _memory_like_an_arena(n_bytes: int) -> Bytes:
-    """Return u8 [n_bytes] in pages of the size that an arena's would be."""
-    descriptor = os.memfd_create("headrace-tune", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(descriptor, n_bytes)
-        memory: Bytes = np.frombuffer(map_file(descriptor, n_bytes, writable=True), np.uint8)
-        populate(memory, descriptor, [(0, n_bytes)], n_threads=1)
-    finally:
-        os.close(descriptor)
-    return memory
 
 
 def _drop(checkpoint: Checkpoint) -> None:

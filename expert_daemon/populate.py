@@ -13,20 +13,22 @@ import ctypes
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from protocol.arena.mapping import HUGE_PAGE_BYTES, map_file
+from protocol.arena.mapping import map_file
+from protocol.arena.rooms import HUGE_BYTES, PAGE_BYTES
 from protocol.errors import ConfigError
 from protocol.host_memory import host_memory
 from protocol.sizes import format_size
 
 from .log import log
 
-PAGE_BYTES = 4096
 SPAN_BYTES = 256 << 20  # one call of the kernel, so that many threads find work
+SPLIT_TRIES, SPLIT_PAUSE_S = 20, 0.001  # a part of an expert is read in less
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
 _MADV_COLLAPSE = 25
@@ -84,12 +86,12 @@ def _spans(start: int, stop: int) -> list[tuple[int, int]]:
 
 def _make_huge(memory: npt.NDArray[np.uint8], descriptor: int, start: int, stop: int) -> None:
     """Give the span pages of 2 MiB where it holds nothing; what fails is left for small ones."""
-    first = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    end = stop // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    first = -(-start // HUGE_BYTES) * HUGE_BYTES
+    end = stop // HUGE_BYTES * HUGE_BYTES
     if first >= end or _next_data(descriptor, first) < end:
         return
     _madvise(memory, first, end - first, _MADV_HUGEPAGE)  # for older kernels, if the host allows it
-    for offset in range(first, end, HUGE_PAGE_BYTES):  # the kernel gathers where there is a page
+    for offset in range(first, end, HUGE_BYTES):  # the kernel gathers where there is a page
         if _madvise(memory, offset, PAGE_BYTES, _MADV_POPULATE_WRITE):
             return
     _madvise(memory, first, end - first, _MADV_COLLAPSE)
@@ -174,8 +176,19 @@ def tell_of_small_pages() -> None:
 def punch_hole(descriptor: int, offset: int, n_bytes: int) -> None:
     """Give a range of a shared memory file back to the machine; it reads as zeros then.
 
+    A page of 2 MiB of which a part is to stay is split for that, which the kernel cannot do while a
+    drive writes into it: then it is tried again for some milliseconds.
+
     Source: fallocate(2). Raises OSError.
     """
+    for _ in range(SPLIT_TRIES):
+        _punch(descriptor, offset, n_bytes)
+        if _next_data(descriptor, offset) >= offset + n_bytes:
+            return
+        time.sleep(SPLIT_PAUSE_S)
+
+
+def _punch(descriptor: int, offset: int, n_bytes: int) -> None:
     status = _libc.fallocate(
         ctypes.c_int(descriptor),
         ctypes.c_int(_FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE),

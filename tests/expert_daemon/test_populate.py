@@ -8,9 +8,10 @@ import pytest
 
 from expert_daemon import populate as populating
 from expert_daemon.populate import huge_bytes, populate, punch_hole
-from protocol.arena.mapping import HUGE_PAGE_BYTES, map_file
+from protocol.arena.mapping import map_file
+from protocol.arena.rooms import HUGE_BYTES
 
-N_BYTES = 8 * HUGE_PAGE_BYTES + 5 * 4096
+N_BYTES = 8 * HUGE_BYTES + 5 * 4096
 FIRST, END = 3 * 4096, N_BYTES - 2 * 4096  # neither is a multiple of 2 MiB
 
 
@@ -41,7 +42,7 @@ def needs_gathering(arena) -> None:
 
 def test_empty_memory_is_populated_in_huge_pages_and_not_a_byte_more_than_asked_for(arena):
     needs_gathering(arena)
-    assert huge_bytes(arena[1]) == 7 * HUGE_PAGE_BYTES  # the first block is not whole
+    assert huge_bytes(arena[1]) == 7 * HUGE_BYTES  # the first block is not whole
     assert n_bytes_of(arena[0]) == END - FIRST
     assert not arena[1].any()
 
@@ -60,14 +61,31 @@ def test_a_hole_is_filled_by_huge_pages_again_and_the_rest_keeps_its_bytes(arena
     needs_gathering(arena)
     descriptor, memory = arena
     memory[FIRST:END] = 5
-    middle = 3 * HUGE_PAGE_BYTES + 4096
+    middle = 3 * HUGE_BYTES + 4096
     punch_hole(descriptor, middle, END - middle)
     assert n_bytes_of(descriptor) == middle - FIRST
     fill(arena, middle)
     assert n_bytes_of(descriptor) == END - FIRST
     assert (memory[FIRST:middle] == 5).all()
     assert not memory[middle:].any()
-    assert huge_bytes(memory) >= 4 * HUGE_PAGE_BYTES
+    assert huge_bytes(memory) >= 4 * HUGE_BYTES
+
+
+def test_a_page_that_cannot_be_split_at_once_is_given_back_a_little_later(arena, monkeypatch):
+    descriptor, _ = arena
+    fill(arena)
+    punch, calls = populating._punch, []
+
+    def too_busy_at_first(*hole):
+        calls.append(hole)
+        if len(calls) > 2:
+            punch(*hole)
+
+    monkeypatch.setattr(populating, "_punch", too_busy_at_first)
+    middle = 3 * HUGE_BYTES + 4096
+    punch_hole(descriptor, middle, END - middle)
+    assert calls == [(descriptor, middle, END - middle)] * 3
+    assert n_bytes_of(descriptor) == middle - FIRST
 
 
 def test_without_huge_pages_all_is_populated_in_small_ones(arena, monkeypatch):

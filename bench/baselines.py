@@ -42,16 +42,17 @@ LARGE_READS = (
 )
 LargeReads = tuple[str, str, str, int, int]
 
-# The least that an expert over ZeroMQ is: one preadv into one of seven places, and its checksum.
-N_PLACES = 7  # no multiple of the shards
+N_PLACES = 7  # that one preadv reads into, in turn; no multiple of the shards
+
+# The least that an expert over ZeroMQ is: one preadv into one of a few places, and its checksum.
 BARE_SERVER = """
 import os, struct, sys, xxhash, zmq
 from expert_daemon.direct_io import aligned_buffer
 socket = zmq.Context().socket(zmq.ROUTER)
 socket.bind("ipc://" + sys.argv[1])
 n_bytes = int(sys.argv[2])
-files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in sys.argv[3:]]
-places = [aligned_buffer(n_bytes) for _ in range(7)]
+files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in sys.argv[4:]]
+places = [aligned_buffer(n_bytes) for _ in range(int(sys.argv[3]))]
 for place in places:
     place[:] = 1
 while True:
@@ -225,7 +226,7 @@ class BareServer(OnePreadv):
 
     def __init__(self, paths: Sequence[Path], n_bytes: int) -> None:
         super().__init__(paths, n_bytes)
-        arguments = [str(self._n_bytes), *map(str, paths)]
+        arguments = [str(self._n_bytes), str(N_PLACES), *map(str, paths)]
         self._server = ServerProcess(BARE_SERVER, arguments)
 
     def close(self) -> None:

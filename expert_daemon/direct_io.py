@@ -11,8 +11,9 @@ import os
 import numpy as np
 import numpy.typing as npt
 
+from protocol.arena.rooms import HUGE_BYTES
+
 MIN_ALIGNMENT = 4096
-HUGE_PAGE_BYTES = 2 << 20
 _STATX_DIOALIGN = 0x2000
 _AT_EMPTY_PATH = 0x1000
 _STATX_BYTES = 256
@@ -74,10 +75,10 @@ def bounce_buffer(n_bytes: int) -> npt.NDArray[np.uint8]:
     """
     n_bytes = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, n_bytes + HUGE_PAGE_BYTES, flags=flags)
+    memory = mmap.mmap(-1, n_bytes + HUGE_BYTES, flags=flags)
     memory.madvise(mmap.MADV_DONTFORK)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)
-    first = -whole.__array_interface__["data"][0] % HUGE_PAGE_BYTES
+    first = -whole.__array_interface__["data"][0] % HUGE_BYTES
     return whole[first : first + n_bytes]

@@ -12,7 +12,8 @@ import os
 
 import numpy as np
 
-HUGE_PAGE_BYTES = 2 << 20
+from .rooms import HUGE_BYTES
+
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
 _FAILED = ctypes.c_void_p(-1).value
@@ -38,9 +39,9 @@ def map_file(descriptor: int, n_bytes: int, *, writable: bool) -> memoryview:
     # Addresses that nobody else is given; the file's own mapping goes over them, and is taken away
     # with them.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    addresses = mmap.mmap(-1, n_bytes + HUGE_PAGE_BYTES, flags=flags, prot=prot)
+    addresses = mmap.mmap(-1, n_bytes + HUGE_BYTES, flags=flags, prot=prot)
     begin = int(np.frombuffer(addresses, np.uint8).__array_interface__["data"][0])
-    first = -begin % HUGE_PAGE_BYTES
+    first = -begin % HUGE_BYTES
     flags = mmap.MAP_SHARED | _MAP_FIXED
     if _libc.mmap(begin + first, n_bytes, prot, flags, descriptor, 0) == _FAILED:
         code = ctypes.get_errno()

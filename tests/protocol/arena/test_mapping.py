@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocol.arena.mapping import HUGE_PAGE_BYTES, map_file
+from protocol.arena.mapping import map_file
+from protocol.arena.rooms import HUGE_BYTES
 
 N_BYTES = 3 * 4096
 
@@ -32,7 +33,7 @@ def test_a_mapping_is_the_file_at_an_address_for_huge_pages_and_goes_with_its_la
     os.pwrite(file, b"before", 4096)
     view = map_file(file, N_BYTES, writable=writable)
     array = np.frombuffer(view, np.uint8)
-    assert array.__array_interface__["data"][0] % HUGE_PAGE_BYTES == 0
+    assert array.__array_interface__["data"][0] % HUGE_BYTES == 0
     assert array.flags.writeable is writable
     assert len(view) == N_BYTES
     assert bytes(view[4096:4102]) == b"before"

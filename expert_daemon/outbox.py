@@ -69,16 +69,22 @@ class Outbox:
             whom = f" to pid {pid}" if pid else ""
             self._clients.note(f"refused ({refusal.reason}){whom}: {refusal.text}")
         if session is None:
-            self._router.send(route, encode(refusal, 0, self._generation), patient=False)
+            self._router.send(route, encode(refusal, 0, self._generation), keep=False)
         elif not session.is_lost:
             self._send(session, encode(refusal, session.number, self._generation))
 
+    def drop(self, session: Session) -> None:
+        """A session's client is gone or does not read."""
+        if session.is_lost:
+            return
+        session.is_lost = True
+        self._counters.clients_dropped += 1
+        self._clients.note(f"{session.who} does not read: dropped")
+        self._lost(session)
+
     def _send(self, session: Session, frame: bytes) -> None:
         if not self._router.send(session.route, frame):
-            session.is_lost = True
-            self._counters.clients_dropped += 1
-            self._clients.note(f"{session.who} does not read: dropped")
-            self._lost(session)
+            self.drop(session)
 
     def look_again(self) -> None:
         """Call after messages were sent in answer to something other than a message."""

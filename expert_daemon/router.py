@@ -3,14 +3,12 @@
 The socket's raw descriptor is edge-triggered: it is drained until a receive finds nothing, and
 looked at again after sends outside of that.
 
-Invariants: one thread; sends wait a few milliseconds of any second and no more, all of them
-together; a client that cannot be sent to is reported.
+Invariants: one thread; sends never wait; a client that cannot be sent to is reported.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,68 +16,53 @@ from typing import TYPE_CHECKING
 import zmq
 
 from protocol.errors import ConfigError
+from protocol.wire.replies import FLUSH_S, Replies
 from protocol.wire.sockets import open_router
-
-from .allowance import Allowance
 
 if TYPE_CHECKING:
     from protocol.wire.sockets import Context
 
 MAX_MESSAGES_AT_ONCE = 32  # then the loop's other work has its turn
-# A full pipe may only mean that ZeroMQ's own thread has not run on a busy machine.
-SEND_PAUSES_S = (0.0, 0.0002, 0.001, 0.0)
-# Of any second: who does not read, and says Hello again and again, costs the others no more.
-PATIENCE_S = 0.004
-# As plain numbers: combining enumerations takes longer than the calls that they are for.
+# As plain numbers: enumerations take longer than the calls that they are for.
 _NOBLOCK = int(zmq.NOBLOCK)
-_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _RCVMORE = int(zmq.RCVMORE)
 
 
 class Router:
-    """Binds `ipc://path`; calls `receive(route, frames)` for each message that comes."""
+    """Binds `ipc://path`; calls `receive(route, frames)` for each message that comes.
+
+    `lost(route)` is called where frames waited for a client that is gone or does not read.
+    """
 
     def __init__(
         self,
         path: Path,
         loop: asyncio.AbstractEventLoop,
         receive: Callable[[bytes, list[bytes]], None],
+        lost: Callable[[bytes], None],
     ) -> None:
         """Raises ConfigError where the path cannot be bound; the caller holds the lock."""
         self._loop = loop
         self._receive = receive
+        self._lost = lost
+        self._next_flush: asyncio.TimerHandle | None = None
         self._context: Context = zmq.Context()
         try:
             self._socket = open_router(self._context, path)
         except (zmq.ZMQError, OSError) as error:
             self._context.term()
             raise ConfigError(f"{path}: cannot be bound: {error.strerror}") from error
-        self._patience = Allowance(PATIENCE_S, 1.0)
+        self._replies = Replies(self._socket)
         self._descriptor: int = self._socket.FD
         loop.add_reader(self._descriptor, self._drain)
         loop.call_soon(self._drain)
 
-    def send(self, route: bytes, frame: bytes, *, patient: bool = True) -> bool:
-        """Send one frame to one client; False where it is gone or does not read.
-
-        patient  wait a moment for one whose pipe is full, while there is patience left: not for
-                 somebody who may be flooding us
-        """
-        for pause in SEND_PAUSES_S:
-            try:
-                self._socket.send(route, _NOBLOCK_MORE)
-                self._socket.send(frame, _NOBLOCK)
-            except zmq.ZMQError as error:
-                if error.errno == zmq.EHOSTUNREACH:
-                    return False
-                if error.errno != zmq.EAGAIN:
-                    raise
-                if not (patient and self._patience.spend(pause)):
-                    return False
-                time.sleep(pause)
-            else:
-                return True
-        return False
+    def send(self, route: bytes, frame: bytes, *, keep: bool = True) -> bool:
+        """Send one frame to one client, as `Replies.send`."""
+        is_sent = self._replies.send(route, frame, keep=keep)
+        if self._next_flush is None and self._replies.any_wait:
+            self._next_flush = self._loop.call_later(FLUSH_S, self._flush)
+        return is_sent
 
     def look_again(self) -> None:
         """Call after sends outside of `receive`: they may have used up the descriptor's edge."""
@@ -93,11 +76,22 @@ class Router:
 
     def close(self) -> None:
         """Close the socket and its context."""
+        if self._next_flush is not None:
+            self._next_flush.cancel()
         self._socket.close(linger=0)
         self._context.term()
 
     def _has_message(self) -> bool:
         return not self._socket.closed and bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _flush(self) -> None:
+        self._next_flush = None
+        lost = self._replies.flush()
+        if self._replies.any_wait:
+            self._next_flush = self._loop.call_later(FLUSH_S, self._flush)
+        for route in lost:
+            self._lost(route)
+        self.look_again()
 
     def _drain(self) -> None:
         if self._socket.closed:

@@ -61,7 +61,7 @@ class Server:
         self._generation = works.arena.identity.daemon_generation
         self._bounds = _bounds(works)
         sessions = self._sessions = Sessions()
-        self._router = Router(config.socket_path, loop, self._receive)
+        self._router = Router(config.socket_path, loop, self._receive, self._lose_route)
         clients = ClientLog()
         outbox = self._outbox = Outbox(
             self._router, self._generation, works.counters, self._lose, clients
@@ -241,6 +241,12 @@ class Server:
 
     def _hang_up(self, session: int) -> None:
         self._descriptors.hang_up(session)
+
+    def _lose_route(self, route: bytes) -> None:
+        """Drop a client whose frames wait in vain; its session may have ended before."""
+        session = self._sessions.by_route.get(route)
+        if session is not None:
+            self._outbox.drop(session)
 
     def _lose(self, session: Session) -> None:
         """Drop a client that cannot be sent to, after what is being sent now."""

@@ -122,10 +122,12 @@ class Server:
             for job in self._queue.remove_late():
                 self._told_end(job, "deadline")
             self._tell_places()
+            self._flush()
             self._send_outbox()
             self._life.tick()
             self._end_unattached()
         self._send_outbox()
+        self._post.drain()
         self._life.close()
         self._post.close()
 
@@ -135,7 +137,7 @@ class Server:
         poller.register(self._wake, zmq.POLLIN)
         for descriptor in self._life.descriptors():
             poller.register(descriptor, zmq.POLLIN)
-        ready = dict(poller.poll(_TICK_MS))
+        ready = dict(poller.poll(self._post.wait_ms(_TICK_MS)))
         if self._wake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
@@ -310,6 +312,12 @@ class Server:
 
     # sending
 
+    def _flush(self) -> None:
+        for route in self._post.flush():
+            session = self._sessions.by_route.get(route)
+            if session is not None:
+                self._give_up(session)
+
     def _send_outbox(self) -> None:
         while self._outbox:
             self._tell(*self._outbox.popleft())
@@ -321,11 +329,18 @@ class Server:
 
     def _send(self, session: Session, message: m.Message) -> None:
         if not self._post.send(session, message):
-            _LOG.warning("frontend of pid %d does not read: its session ends", session.pid)
-            self._end(session)
+            self._give_up(session)
+
+    def _give_up(self, session: Session) -> None:
+        _LOG.warning("frontend of pid %d does not read: its session ends", session.pid)
+        self._end(session)
 
     def _refuse(
         self, route: bytes, reason: str, text: str, request: int = 0, retry_ms: int = 0
     ) -> None:
         session = self._sessions.by_route.get(route)
-        self._post.refuse(route, session, reason, text, request=request, retry_ms=retry_ms)
+        is_sent = self._post.refuse(
+            route, session, reason, text, request=request, retry_ms=retry_ms
+        )
+        if not is_sent and session is not None:
+            self._give_up(session)

@@ -7,6 +7,8 @@ MAX_MESSAGE_BYTES = 16 << 20  # ZMQ_MAXMSGSIZE: beyond it the connection drops a
 SEND_HIGH_WATER = 64  # frames
 RECEIVE_HIGH_WATER = 1024  # frames
 HANDSHAKE_MS = 2_000  # ZMQ_HANDSHAKE_IVL: who says nothing for so long is hung up on
+MOST_WAITING_BYTES = 1 << 20  # for one client whose pipe is full; with more it is dropped
+DEAF_MS = 2_000  # a client that takes none of them for so long is, too
 MAX_PATH_BYTES = 100  # of a socket's path
 
 MAX_LIST = 1 << 18  # entries of any list

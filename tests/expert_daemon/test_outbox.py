@@ -21,10 +21,10 @@ class Rig:
         self.outbox = Outbox(rig, 7, self.counters, self.lost.append, rig)  # type: ignore[arg-type]
         self.session = Session(3, b"route", "reader", 4711)
 
-    def send(self, route: bytes, frame: bytes, *, patient: bool = True) -> bool:
+    def send(self, route: bytes, frame: bytes, *, keep: bool = True) -> bool:
         envelope = decode(frame)
         self.sent.append((route, envelope.message))
-        return patient
+        return keep
 
     def note(self, line: str) -> None:
         self.lines.append(line)

@@ -61,6 +61,8 @@ def test_page_states_versions_and_limits() -> None:
     assert f"{limits.MAX_TEXT:,} characters" in PAGE
     assert f"{limits.MAX_VALUES:,} names of at most {limits.MAX_NAME}" in PAGE
     assert (limits.SEND_HIGH_WATER, limits.RECEIVE_HIGH_WATER) == (64, 1024)
+    assert (limits.MOST_WAITING_BYTES, limits.DEAF_MS) == (1 << 20, 2000)
+    assert "than 1 MiB waits, or that takes none of it for 2 s" in PAGE
     assert limits.MAX_PATH_BYTES == 100
     assert f"at most {limits.MOST_ROW_REQUESTS} requests" in PAGE
     assert f"one of more than {limits.MOST_KEYS_NAMED:,} besides is refused" in PAGE

@@ -222,6 +222,25 @@ def test_messages_that_are_not_for_compute_are_refused(frontend: RawFrontend) ->
     assert frontend.hear() == m.Pong(5)
 
 
+def test_a_frontend_that_reads_late_gets_every_token(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protocol.wire.replies.DEAF_MS", 60_000)  # the machine may be busy
+    with (
+        scripted_compute(runtime_dir, context=20_000) as compute,
+        RawFrontend(runtime_dir) as frontend,
+    ):
+        compute.says = [number % 4000 for number in range(12_000)]  # more than the kernel takes
+        frontend.join(FINGERPRINT)
+        frontend.say(_generate(1))
+        _eventually(lambda: compute.ends, 20)
+        frontend.say(m.Ping(9))
+        _queued, _progress, *tokens, done = frontend.hear_until(m.Done)
+        assert [token.ids[0] for token in tokens] == compute.says
+        assert done.usage["n_new"] == len(compute.says)
+        assert frontend.hear() == m.Pong(9)
+
+
 def test_a_frontend_that_does_not_read_is_dropped_and_nobody_waits_for_it(
     compute: ScriptedCompute, frontend: RawFrontend, runtime_dir: Path
 ) -> None:

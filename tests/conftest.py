@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# As kernels.reference.fill_rows sets it, which a test's own product may come before.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 # A shared machine is slow at times; a test's own time limit stands beside this.
 settings.register_profile("headrace", deadline=None)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from compute.model.matrix import Matrix
+from kernels.reference import linear as reference
 
 
 def product(x: Tensor, matrix: Matrix, *, out: Tensor | None = None) -> Tensor:
@@ -21,6 +22,6 @@ def product(x: Tensor, matrix: Matrix, *, out: Tensor | None = None) -> Tensor:
 
 def _f32_product(x: Tensor, matrix: Tensor) -> Tensor:
     if matrix.dim() == 2:
-        return torch.nn.functional.linear(x, matrix)
-    rows = x.view(matrix.shape[0], 1, -1)
-    return torch.bmm(rows, matrix.transpose(1, 2)).view(1, -1)
+        return reference.linear(x, matrix, torch.float32)
+    groups = x.view(1, matrix.shape[0], -1)
+    return reference.grouped_linear(groups, matrix, torch.float32).view(1, -1)

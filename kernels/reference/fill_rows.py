@@ -1,17 +1,28 @@
 """Shapes that make a result's bits independent of how many rows it is computed with.
 
 The CPU library has several orders of summation and, for functions like exp, two codes: which of
-them a value meets depends on the tensor's shape alone. Padding keeps every value on the common one.
+them a value meets depends on the tensor's shape and on the processor. MKL is asked for one order
+whatever the shape, which it reads at its first product; where it has none to offer, or its first
+product was before, rows are filled up to numbers whose products are found alike.
 """
 
 from __future__ import annotations
 
+import functools
+import os
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import pad
 
-MANY_ROWS = 12
-_ROW_STEP = 4
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+# (step, many): fewer rows than `many` are filled up to a multiple of `step`.
+RULES = ((1, 1), (4, 12), (16, 16))
+_MOST_ROWS = 24  # looked at one by one
+_BASE_ROWS = 48
+_PROBES = ((64, 48), (256, 256), (512, 100), (4096, 16))  # (k, n)
 _VECTORS = 32
 
 
@@ -20,17 +31,48 @@ def fill_rows(x: Tensor) -> Tensor:
 
     x        [T, ...] f32
     returns  [T or a little more, ...] f32, the first T being x; x itself on other devices
-
-    The products of 1, 2, 3, 5, 6, 7, 9, 10 and 11 rows are summed in orders of their own, those of
-    all other numbers of rows in one and the same: so the former are filled up to the latter.
     """
+    if x.device.type != "cpu":
+        return x
+    step, many = rule()
     n_rows = x.shape[0]
-    missing = -n_rows % _ROW_STEP
-    if n_rows >= MANY_ROWS or not missing or x.device.type != "cpu":
+    missing = -n_rows % step
+    if n_rows >= many or not missing:
         return x
     if n_rows == 1:
-        return x.expand(_ROW_STEP, *x.shape[1:])
+        return x.expand(step, *x.shape[1:])
     return torch.cat([x, x[:1].expand(missing, *x.shape[1:])])
+
+
+@functools.cache
+def rule() -> tuple[int, int]:
+    """Return the first of RULES under which all products here are alike, else the last one.
+
+    Where MKL keeps to one order that is the first. Without it processors with AVX-512 get along
+    with 16 rows, some with multiples of 4; in MKL's code for AVX2 no rule holds.
+    """
+    unlike = unlike_numbers()
+    for step, many in RULES:
+        filled = {n if n >= many else -(-n // step) * step for n in range(1, _MOST_ROWS)}
+        if not filled & unlike:
+            return step, many
+    return RULES[-1]
+
+
+def unlike_numbers() -> frozenset[int]:
+    """Return the numbers of rows whose product has other bits than the same rows of a larger."""
+    source = torch.Generator().manual_seed(1)
+    unlike: set[int] = set()
+    for k, n in _PROBES:
+        x = torch.randn(_BASE_ROWS, k, generator=source)
+        weight = torch.randn(n, k, generator=source)
+        base = functional.linear(x, weight)
+        unlike |= {
+            n_rows
+            for n_rows in range(1, _MOST_ROWS)
+            if not torch.equal(functional.linear(x[:n_rows], weight), base[:n_rows])
+        }
+    return frozenset(unlike)
 
 
 def fill_columns(x: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .fill_rows import fill_rows
+
 
 def index_scores(queries: Tensor, keys: Tensor, head_weights: Tensor) -> Tensor:
     """Score rows: score[t, g] = sum over heads of hw[t, h] * relu(iq[t, h] . key[g]).
@@ -18,7 +20,7 @@ def index_scores(queries: Tensor, keys: Tensor, head_weights: Tensor) -> Tensor:
     """
     dtype = head_weights.dtype
     n_tokens, n_heads, _ = queries.shape
-    products = (queries.flatten(0, 1) @ keys.float().T).to(dtype)
-    products = products.view(n_tokens, n_heads, -1).relu_()
+    products = fill_rows(queries.flatten(0, 1)) @ keys.float().T
+    products = products[: n_tokens * n_heads].to(dtype).view(n_tokens, n_heads, -1).relu_()
     weighted = (products * head_weights.unsqueeze(-1)).float()
     return weighted.sum(1).to(dtype).float()

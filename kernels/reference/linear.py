@@ -36,6 +36,5 @@ def grouped_linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
 
     Source: model specification, section 3.3, step 6.
     """
-    n_rows = x.shape[0]
-    product = torch.bmm(fill_rows(x.float()).transpose(0, 1), weight.transpose(1, 2))
-    return product.transpose(0, 1)[:n_rows].to(dtype)
+    parts = [linear(x[:, group], matrix, dtype) for group, matrix in enumerate(weight)]
+    return torch.stack(parts, 1)

@@ -107,9 +107,10 @@ def test_perplexity_of_the_first_rows_is_the_expected_one(
     assert headrace.main(["eval", *flags]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     rows = wanted["vendor_mean_nll_per_row"][:3]
-    # A row has 511 tokens: rounding ties that fall the other way move it by up to 0.3 %.
+    # A row has 511 tokens: rounding ties that fall the other way, as another processor's order of
+    # summation makes them, move it by up to 0.3 %.
     assert found["row_nll"] == pytest.approx(rows, rel=5e-3)
-    assert found["mean_nll"] == pytest.approx(sum(rows) / 3, rel=1e-3)
+    assert found["mean_nll"] == pytest.approx(sum(rows) / 3, rel=3e-3)
     assert found["tokens"] == 3 * 511
 
 
@@ -117,7 +118,8 @@ def test_perplexity_of_the_first_rows_is_the_expected_one(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("precision", "share"),
-    [("vendor", 1e-3), ("highway", 1e-3), ("wide", 1e-3), ("unrounded", 3e-4)],
+    # What is rounded differs by which way ties fall: by 0.15 % between two kinds of processors.
+    [("vendor", 3e-3), ("highway", 3e-3), ("wide", 3e-3), ("unrounded", 3e-4)],
 )
 def test_the_perplexity_of_the_readmes_slice_is_the_expected_one(
     capsys: pytest.CaptureFixture[str], demo_dir: Path, precision: str, share: float

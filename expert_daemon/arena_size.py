@@ -11,6 +11,8 @@ from .arena import Arena
 from .budget import ArenaPlan, Budget, before_slots, plan_arena, slot_budget
 from .populate import available_bytes, populate, punch_hole
 
+RELEASE_S = 5.0  # how long memory that a drive writes beside is tried to be given back
+
 
 class ArenaSize:
     """The slots in use and their budget. Memory is touched by `populate` and `release` alone."""
@@ -83,25 +85,34 @@ class ArenaSize:
         per_chunk = self._arena.view.layout.chunk_slots
         return tuple(range(first // per_chunk, -(-end // per_chunk)))
 
-    def populate(self, n_slots: int) -> None:
+    def descriptor(self) -> int:
+        """Return a descriptor of the arena's that is the caller's, for `populate` and `release`."""
+        return os.dup(self._arena.descriptor)
+
+    def populate(self, descriptor: int, n_slots: int) -> None:
         """Give the slots beyond those in use their memory; on any thread.
 
         Raises ConfigError where it cannot be had, and leaves none of it then.
         """
-        arena, ranges = self._arena, [self._range(self.n_slots, n_slots)]
+        ranges = [self._range(self.n_slots, n_slots)]
         try:
-            populate(arena.memory, arena.descriptor, ranges, n_threads=os.cpu_count() or 1)
+            populate(self._arena.memory, descriptor, ranges, n_threads=os.cpu_count() or 1)
         except ConfigError:
-            punch_hole(arena.descriptor, *ranges[0])
+            punch_hole(descriptor, *ranges[0])
             raise
 
     def use(self, n_slots: int) -> None:
         """Write into the identity page how many slots are in use."""
         self._arena.note_slots(n_slots)
 
-    def release(self, n_slots: int, end: int) -> None:
-        """Give back the memory of the slots from `n_slots` on, before `end`."""
-        punch_hole(self._arena.descriptor, *self._range(n_slots, end))
+    def release(self, descriptor: int, n_slots: int) -> bool:
+        """Give back the memory of all slots from `n_slots` on; on any thread.
+
+        False where some of a page stays, since a drive writes into the rest of it without a pause.
+        Raises OSError.
+        """
+        end = self._arena.view.layout.n_slots_max  # what a shrink before this one left, as well
+        return punch_hole(descriptor, *self._range(n_slots, end), tries_s=RELEASE_S)
 
     def _range(self, first: int, end: int) -> tuple[int, int]:
         return self._arena.view.layout.slots_range(first, end)

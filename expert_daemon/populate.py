@@ -28,7 +28,7 @@ from protocol.sizes import format_size
 from .log import log
 
 SPAN_BYTES = 256 << 20  # one call of the kernel, so that many threads find work
-SPLIT_TRIES, SPLIT_PAUSE_S = 20, 0.001  # a part of an expert is read in less
+SPLIT_S, SPLIT_PAUSE_S = 0.02, 0.001  # a part of an expert is read in less
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
 _MADV_COLLAPSE = 25
@@ -173,18 +173,21 @@ def tell_of_small_pages() -> None:
         )
 
 
-def punch_hole(descriptor: int, offset: int, n_bytes: int) -> None:
+def punch_hole(descriptor: int, offset: int, n_bytes: int, *, tries_s: float = SPLIT_S) -> bool:
     """Give a range of a shared memory file back to the machine; it reads as zeros then.
 
     A page of 2 MiB of which a part is to stay is split for that, which the kernel cannot do while a
-    drive writes into it: then it is tried again for some milliseconds.
+    drive writes into it: then it is tried again for `tries_s`. False where that was not enough.
 
     Source: fallocate(2). Raises OSError.
     """
-    for _ in range(SPLIT_TRIES):
+    ends = time.monotonic() + tries_s
+    while True:
         _punch(descriptor, offset, n_bytes)
         if _next_data(descriptor, offset) >= offset + n_bytes:
-            return
+            return True
+        if time.monotonic() > ends:
+            return False
         time.sleep(SPLIT_PAUSE_S)
 
 

@@ -1,19 +1,22 @@
 """The arena made smaller or larger while it serves.
 
-Runs on the loop's thread, but for the populating. Order is everything: a slot is used only when its
-memory is there and the engine says that it can read it; memory is given back only when nothing can
-name its slots and the engine says that it has let go of them. What is populated never exceeds the
-larger of the old and the new size. A shrink that nobody let go of memory for is undone by a Resize
-back up, a grow that the engine has not acknowledged by a shrink of what it was told of; a session
-waits with one request at most.
+Runs on the loop's thread, but for what takes memory and gives it back. Order is everything: a slot
+is used only when its memory is there and the engine says that it can read it; memory is given back
+only when nothing can name its slots and the engine says that it has let go of them. What is
+populated never exceeds the larger of the old and the new size. A shrink that nobody let go of
+memory for is undone by a Resize back up, a grow that the engine has not acknowledged by a shrink of
+what it was told of; a session waits with one request at most.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from protocol.errors import ConfigError
 from protocol.sizes import format_size
@@ -28,12 +31,18 @@ from .works import Works
 
 @dataclass(slots=True)
 class _Change:
-    """A resize under way. `told` is the engine's session that was sent Drop or Added, 0: none."""
+    """A resize under way.
+
+    populated  the added memory is there
+    releasing  nobody names the slots any more, their memory is being given back
+    told       the engine's session that was sent Drop or Added, 0: none
+    """
 
     n_slots: int  # wanted
     before: int
     waiters: dict[int, int]  # the request of each session that waits for the end
     populated: bool = False
+    releasing: bool = False
     told: int = 0
 
     @property
@@ -48,7 +57,7 @@ class _Change:
         """
         if self.grows:
             return self.populated and n_slots <= readable
-        return not self.told and self.n_slots < n_slots <= readable
+        return not self.told and not self.releasing and self.n_slots < n_slots <= readable
 
 
 class ResizeDesk:
@@ -124,10 +133,26 @@ class ResizeDesk:
 
     def _begin(self, change: _Change) -> None:
         if change.grows:
-            thread = threading.Thread(target=self._populate, args=(change,), daemon=True)
-            thread.start()
-            return
-        self._set_budget(change.n_slots)
+            self._aside(self._populate, change)
+        else:
+            self._set_budget(change.n_slots)
+
+    def _aside(self, work: Callable[[_Change, int], Callable[[], None]], change: _Change) -> None:
+        """Do a change's work on memory on a thread of its own, and then what it returns here.
+
+        The daemon may end meanwhile: the work has a descriptor of its own, and nobody is told.
+        """
+        descriptor = self._size.descriptor()
+
+        def run() -> None:
+            try:
+                then = work(change, descriptor)
+            finally:
+                os.close(descriptor)
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(then)
+
+        threading.Thread(target=run, daemon=True).start()
 
     def _set_budget(self, n_slots: int) -> None:
         size = self._size
@@ -136,14 +161,13 @@ class ResizeDesk:
             n_slots, free_pool=size.budget.free_pool, lease_quota=size.budget.lease_quota
         )
 
-    def _populate(self, change: _Change) -> None:
-        """On a thread of its own."""
+    def _populate(self, change: _Change, descriptor: int) -> Callable[[], None]:
         text = ""
         try:
-            self._size.populate(change.n_slots)
+            self._size.populate(descriptor, change.n_slots)
         except ConfigError as error:
             text = str(error)
-        self._loop.call_soon_threadsafe(self._populated, change, text)
+        return partial(self._populated, change, text)
 
     def _populated(self, change: _Change, text: str) -> None:
         if text:
@@ -158,7 +182,7 @@ class ResizeDesk:
     def advance(self) -> None:
         """Go on where that has become possible; call it after every event."""
         change = self._change
-        if change is None:
+        if change is None or change.releasing:
             return
         if change.grows and not change.populated:
             return
@@ -182,7 +206,7 @@ class ResizeDesk:
     def dropped(self, session: Session, message: Dropped) -> None:
         """The engine has let go of the chunks."""
         change = self._change
-        if change is None or change.grows or change.told != session.number:
+        if change is None or change.grows or change.releasing or change.told != session.number:
             return
         if message.chunks == self._size.chunks(change.n_slots, change.before):
             self._finish(change)
@@ -199,11 +223,27 @@ class ResizeDesk:
         self._readable = change.n_slots
         if change.grows:
             self._set_budget(change.n_slots)
+            self._end(change, "")
         else:
             self._size.use(change.n_slots)
-            self._size.release(change.n_slots, change.before)
-            self._advice.warm_displaced()
+            change.releasing = True
+            self._aside(self._release, change)
+
+    def _release(self, change: _Change, descriptor: int) -> Callable[[], None]:
+        try:
+            is_all = self._size.release(descriptor, change.n_slots)
+            left = "" if is_all else "a drive writes beside it without a pause"
+        except OSError as error:
+            left = str(error)
+        return partial(self._released, change, left)
+
+    def _released(self, change: _Change, left: str) -> None:
+        if left:
+            self._clients.note(f"some of the memory could not be given back: {left}")
+        self._advice.warm_displaced()
         self._end(change, "")
+        self._settle()
+        self._outbox.look_again()
 
     def _end(self, change: _Change, text: str) -> None:
         self._change = None
@@ -225,6 +265,8 @@ class ResizeDesk:
 
     def _waits(self, change: _Change) -> str:
         """What a change waits for."""
+        if change.releasing:
+            return "its memory is being given back"
         if change.told or change.populated:
             return "the engine has not answered yet"
         if change.grows:

@@ -83,7 +83,7 @@ def test_a_page_that_cannot_be_split_at_once_is_given_back_a_little_later(arena,
 
     monkeypatch.setattr(populating, "_punch", too_busy_at_first)
     middle = 3 * HUGE_BYTES + 4096
-    punch_hole(descriptor, middle, END - middle)
+    assert punch_hole(descriptor, middle, END - middle)
     assert calls == [(descriptor, middle, END - middle)] * 3
     assert n_bytes_of(descriptor) == middle - FIRST
 

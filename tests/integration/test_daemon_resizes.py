@@ -12,6 +12,7 @@ import pytest
 
 from compute.experts.miss_client import MissClient, Waiting
 from compute.load import expert_shapes
+from expert_daemon import arena_size
 from expert_daemon.arena_plan import plan
 from expert_daemon.log import CLIENT_LINES_A_MINUTE, flush
 from protocol.arena.attach import AttachRequest
@@ -116,6 +117,70 @@ def test_without_an_engine_the_arena_shrinks_and_grows_and_memory_follows(
         assert most - 4096 < populated(daemon) <= most
         assert filled(client)["n_resident"] > before["n_resident"]
         check_bytes(client, checkpoint)
+
+
+def test_memory_that_is_given_back_slowly_holds_nobody_up(daemon, checkpoint, sizes, monkeypatch):
+    small, large, most = sizes
+    begun, go_on = threading.Event(), threading.Event()
+    give_back = arena_size.punch_hole
+
+    def slow(*hole, **options):
+        begun.set()
+        assert go_on.wait(20)
+        return give_back(*hole, **options)
+
+    monkeypatch.setattr(arena_size, "punch_hole", slow)
+    with (
+        ExpertClient(daemon.runtime_dir) as client,
+        ExpertClient(daemon.runtime_dir) as other,
+        engine_of(daemon.runtime_dir, checkpoint) as engine,
+    ):
+        filled(client)
+        engine.close()
+        client.resize(small, timeout_ms=100)
+        assert begun.wait(20)
+        check_bytes(other, checkpoint)
+        for size in (large, most):
+            assert "under way, its memory is being given back" in patient(
+                lambda size=size: other.resize(size).text
+            )
+        go_on.set()
+        assert other.resize(small).text == ""
+        assert populated(daemon) <= small
+        assert other.resize(large).text == ""
+        filled(other)
+        check_bytes(other, checkpoint)
+
+
+def test_memory_that_cannot_be_given_back_is_told_of_and_given_back_with_the_next_shrink(
+    daemon, sizes, monkeypatch, capfd
+):
+    small, large, _ = sizes
+    give_back = arena_size.punch_hole
+    failing = [lambda *_, **__: False, OSError(5, "no")]
+
+    def fails(*hole, **options):
+        if not failing:
+            return give_back(*hole, **options)
+        failure = failing.pop()
+        if isinstance(failure, OSError):
+            raise failure
+        return failure()
+
+    monkeypatch.setattr(arena_size, "punch_hole", fails)
+    with ExpertClient(daemon.runtime_dir) as client:
+        for _ in range(3):
+            filled(client)
+            assert client.resize(small).text == ""
+            now = populated(daemon)
+            assert client.resize(large).text == ""
+        assert now <= small
+    flush()
+    lines = [line for line in capfd.readouterr().err.splitlines() if "given back" in line]
+    assert lines == [
+        "some of the memory could not be given back: [Errno 5] no",
+        "some of the memory could not be given back: a drive writes beside it without a pause",
+    ]
 
 
 def test_the_refusal_of_a_size_beyond_the_maximum_says_where_that_comes_from(

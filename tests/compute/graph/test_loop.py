@@ -232,6 +232,7 @@ def test_a_steady_step_allocates_nothing_on_the_device(
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("boundaries", ["auto", "whole"])
 @WAYS
@@ -256,8 +257,8 @@ def test_a_steady_step_waits_for_headers_alone(
             torch.cuda.set_sync_debug_mode("error")
 
     monkeypatch.setattr(Runner, "_wait", allowed)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         steps(made, 10, token, sampling)
     finally:
         torch.cuda.set_sync_debug_mode("default")

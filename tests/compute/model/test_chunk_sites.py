@@ -174,6 +174,7 @@ def test_a_token_chooses_alone_what_it_chooses_in_a_chunk(
             assert torch.equal(alone[0], together[token]), (layer, token)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("n_tokens", [1, 9, 33, 1200])
 @torch.inference_mode()
 def test_what_a_chunk_launches_before_its_experts_waits_for_nobody(n_tokens: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from compute.experts.miss_client import MissClient, Waiting
 from compute.load import expert_shapes
-from expert_daemon import arena_size
+from expert_daemon import arena_size, populate
 from expert_daemon.arena_plan import plan
 from expert_daemon.log import CLIENT_LINES_A_MINUTE, flush
 from protocol.arena.attach import AttachRequest
@@ -122,7 +122,7 @@ def test_without_an_engine_the_arena_shrinks_and_grows_and_memory_follows(
 def test_memory_that_is_given_back_slowly_holds_nobody_up(daemon, checkpoint, sizes, monkeypatch):
     small, large, most = sizes
     begun, go_on = threading.Event(), threading.Event()
-    give_back = arena_size.punch_hole
+    give_back = populate.punch_hole
 
     def slow(*hole, **options):
         begun.set()
@@ -156,16 +156,16 @@ def test_memory_that_cannot_be_given_back_is_told_of_and_given_back_with_the_nex
     daemon, sizes, monkeypatch, capfd
 ):
     small, large, _ = sizes
-    give_back = arena_size.punch_hole
-    failing = [lambda *_, **__: False, OSError(5, "no")]
+    give_back = populate.punch_hole
+    failing = [None, OSError(5, "no")]
 
     def fails(*hole, **options):
         if not failing:
             return give_back(*hole, **options)
         failure = failing.pop()
-        if isinstance(failure, OSError):
+        if failure is not None:
             raise failure
-        return failure()
+        return False
 
     monkeypatch.setattr(arena_size, "punch_hole", fails)
     with ExpertClient(daemon.runtime_dir) as client:

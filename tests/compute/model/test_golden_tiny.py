@@ -31,9 +31,10 @@ def test_rounded_logits_agree_without_a_jump(tiny_dir, capsys):
 def test_vendor_precision_gives_what_the_informative_file_has(tiny, tiny_dir, tiny_ids):
     data = read_golden(tiny_dir, "own_bf16_informative", tiny.config.n_layers)
     logits = tiny.full(tiny.at("vendor"), tiny_ids)
-    # Bits on the machine that the file came from; elsewhere one rounding may fall the other way.
+    # Bits on the machine that the file came from; elsewhere one rounding may fall the other way: a
+    # quarter of the positions is left on one kind of processor, chance would leave none.
     share = ((logits - data.logits).abs().amax(1) < 0.05).float().mean()
-    assert share > 0.25
+    assert share > 0.1
 
 
 @pytest.fixture

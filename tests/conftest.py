@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from kernels.reference.one_order import ask_for_one_order
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # Before torch or a BLAS is loaded, here and in child processes. The models of the tests are too
@@ -19,8 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# As kernels.reference.fill_rows sets it, which a test's own product may come before.
-os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+ask_for_one_order()  # a test's own product may come before the model's
 
 # A shared machine is slow at times; a test's own time limit stands beside this.
 settings.register_profile("headrace", deadline=None)

@@ -1,22 +1,23 @@
 """Shapes that make a result's bits independent of how many rows it is computed with.
 
 The CPU library has several orders of summation and, for functions like exp, two codes: which of
-them a value meets depends on the tensor's shape and on the processor. MKL is asked for one order
-whatever the shape, which it reads at its first product; where it has none to offer, or its first
-product was before, rows are filled up to numbers whose products are found alike.
+them a value meets depends on the tensor's shape and on the processor. The library is asked for one
+order whatever the shape; where it does not keep to it, rows are filled up to numbers whose products
+are found alike.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import pad
 
-os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+from .one_order import ask_for_one_order
+
+ask_for_one_order()
 
 # (step, many): fewer rows than `many` are filled up to a multiple of `step`.
 RULES = ((1, 1), (4, 12), (16, 16))
@@ -48,8 +49,9 @@ def fill_rows(x: Tensor) -> Tensor:
 def rule() -> tuple[int, int]:
     """Return the first of RULES under which all products here are alike, else the last one.
 
-    Where MKL keeps to one order that is the first. Without it processors with AVX-512 get along
-    with 16 rows, some with multiples of 4; in MKL's code for AVX2 no rule holds.
+    Where the library keeps to one order that is the first. AMD's processors got along with
+    multiples of 4, an Intel of 2017 with 16 rows; in MKL's code for AVX2, and on newer Intels with
+    many cores, no rule holds without that order.
     """
     unlike = unlike_numbers()
     for step, many in RULES:

@@ -109,7 +109,8 @@ class Clients:
             text += part
             time.sleep(0.01)
         text += answer.read()
-        assert b"error" not in text.replace(b'"error":null', b"")
+        # As a key: the model says terror at times.
+        assert b'"error":' not in text.replace(b'"error":null', b"")
         if kind != "whole":
             ends = {
                 "/v1/responses": b"event: response.",

@@ -109,7 +109,7 @@ class Clients:
             text += part
             time.sleep(0.01)
         text += answer.read()
-        # As a key: the model says terror at times.
+        # As a key: the text that the model learnt has errors and terrors.
         assert b'"error":' not in text.replace(b'"error":null', b"")
         if kind != "whole":
             ends = {

@@ -76,7 +76,7 @@ def test_what_cannot_be_is_refused(
 
 
 @pytest.mark.accept
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_two_hundred_tokens_over_a_daemon_whose_reads_end_in_any_order(runtime_dir: Path) -> None:
     model, faults = demo_model("cpu"), Faults()
     checkpoint = demo()

@@ -115,7 +115,7 @@ def test_a_difference_is_named_with_its_place(
 
 
 @pytest.mark.accept
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_two_hundred_tokens_of_the_demo_and_of_the_tiny_model(tiny_dir: Path) -> None:
     for checkpoint in (demo(), open_checkpoint(tiny_dir)):
         own = checkpoint.config

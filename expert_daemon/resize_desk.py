@@ -150,9 +150,14 @@ class ResizeDesk:
             finally:
                 os.close(descriptor)
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(then)
+                self._loop.call_soon_threadsafe(self._go_on, then)
 
         threading.Thread(target=run, daemon=True).start()
+
+    def _go_on(self, then: Callable[[], None]) -> None:
+        then()
+        self._settle()
+        self._outbox.look_again()
 
     def _set_budget(self, n_slots: int) -> None:
         size = self._size
@@ -176,8 +181,6 @@ class ResizeDesk:
             # A successor from here on uses them, and its Welcome says so to the engine.
             self._size.use(change.n_slots)
             change.populated = True
-        self._settle()
-        self._outbox.look_again()
 
     def advance(self) -> None:
         """Go on where that has become possible; call it after every event."""
@@ -242,8 +245,6 @@ class ResizeDesk:
             self._clients.note(f"some of the memory could not be given back: {left}")
         self._advice.warm_displaced()
         self._end(change, "")
-        self._settle()
-        self._outbox.look_again()
 
     def _end(self, change: _Change, text: str) -> None:
         self._change = None

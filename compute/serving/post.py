@@ -50,7 +50,7 @@ class Post:
 
     def flush(self) -> list[bytes]:
         """Send what waited for room; return the routes of those that are gone or do not read."""
-        return self._replies.flush() if self._replies.any_wait else []
+        return self._replies.flush()
 
     def send(self, session: Session, message: Message) -> bool:
         """Send to a session; False where its frontend is gone or does not read."""

@@ -28,11 +28,11 @@ from .arena_link import ArenaLink
 from .arena_view import PieceShapes
 from .request_io import IoCounters, RequestCancelled, Waiting
 from .row_jobs import RowJob, row_jobs
+from .stream_window import STREAM_WINDOW, n_foreseen
 
 __all__ = ["IoCounters", "MissClient", "RequestCancelled", "Waiting"]
 
 Hints = Sequence[tuple[int, int]]  # keys that may be wanted later in the step
-STREAM_WINDOW = 16  # experts that are read ahead of the one that is computed
 
 
 class MissClient(ArenaLink):
@@ -167,12 +167,11 @@ class MissClient(ArenaLink):
         """
         welcome = self.client.welcome
         n_keys = welcome.n_layers * welcome.n_experts
-        is_small = 4 * n_picked < 3 * welcome.n_experts
-        if layer >= welcome.n_layers or is_small or welcome.n_slots >= n_keys:
+        if layer >= welcome.n_layers or welcome.n_slots >= n_keys:
             return []
         row = self._table.slots[layer]
         absent = [(layer, expert) for expert, slot in enumerate(row) if slot < 0]
-        return absent[:STREAM_WINDOW]
+        return absent[: n_foreseen(n_picked, welcome.n_experts)]
 
     def _present(self, layer: int, group: Sequence[int]) -> list[int]:
         """Slots of `group`, after a write window where one of them was absent."""

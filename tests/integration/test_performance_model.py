@@ -18,7 +18,7 @@ import pytest
 
 from compute.commands.opening import Opened, opened
 from compute.commands.plan.fit import setting_of, work_of
-from compute.commands.plan.rates import Drive, layer_s, replayed_disk_s
+from compute.commands.plan.rates import Drive, chunk_s, distinct_experts, replayed_disk_s
 from compute.commands.terminal import Display
 from compute.config import ComputeConfig
 from compute.sampler import Sampling
@@ -118,12 +118,14 @@ def predicted_first_tokens(found: Measurement, drive: Drive) -> list[float]:
     """The time to each run's first token, from what its prompt misses by the trace."""
     work, trace = work_of(found.checkpoint), found.trace
     bursts = bursts_of(trace, found.setting)
-    compute_s = statistics.median(run.first_s for run in found.quick)
+    compute_s = statistics.median(run.first_s for run in found.resident)
+    quick_s = statistics.median(run.first_s for run in found.quick)
+    drive = replace(drive, request_s=max(0.0, quick_s - compute_s) / work.n_layers)
+    n_picked = distinct_experts(work, N_PROMPT)
     times = []
     for step in np.flatnonzero(~trace.is_token).tolist()[1:]:
         n_missing = float(bursts.of(np.array([step])).sum()) / work.n_layers
-        read_s = drive.stream_s(n_missing, work)
-        times.append(work.n_layers * layer_s(work, read_s, compute_s / work.n_layers))
+        times.append(chunk_s(work, drive, n_picked, n_missing, compute_s))
     assert len(times) == N_RUNS
     return times
 

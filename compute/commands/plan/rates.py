@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from compute.experts.stream_window import n_foreseen
+
 DENSE_SHARE = 0.65  # of a device's memory rate that dense products of one row reach
 EXPERT_SHARE = 0.6  # that the routed experts of one row reach
 IN_PLACE_SHARE = 0.92  # of the link's copy rate that a kernel reaches, reading in place
@@ -53,7 +55,7 @@ class Drive:
     bytes_per_s: float
     latency_s: float
     n_threads: int = 8
-    request_s: float = REQUEST_S  # of the daemon's and the engine's part in a burst
+    request_s: float = REQUEST_S  # of the daemon's and the engine's part in a layer's reads
 
     def burst_s(self, n_experts: NDArray[np.int64] | int, work: Work) -> NDArray[np.float64]:
         """Return how long a layer waits that misses so many experts; 0 for none."""
@@ -203,16 +205,34 @@ def first_token_s(
     for begin in range(0, n_prompt, chunk):
         n_tokens = min(chunk, n_prompt - begin)
         n_experts = distinct_experts(work, n_tokens)
-        read_s = drive.stream_s(n_experts * (1 - resident), work)
-        work_s = chunk_compute_s(work, device, measured, n_tokens, n_experts) / work.n_layers
-        seconds += work.n_layers * layer_s(work, read_s, work_s)
+        work_s = chunk_compute_s(work, device, measured, n_tokens, n_experts)
+        seconds += chunk_s(work, drive, n_experts, n_experts * (1 - resident), work_s)
     return seconds
 
 
-def layer_s(work: Work, read_s: float, work_s: float) -> float:
-    """Return a prompt layer's time from its reads' and its arithmetic's."""
+def chunk_s(work: Work, drive: Drive, n_picked: float, n_missing: float, work_s: float) -> float:
+    """Return a chunk's time: so many experts of a layer picked and missing, all arithmetic's time.
+
+    While a layer's last experts are computed and the next one's router runs, the experts that are
+    foreseen there are read; none is for the first layer.
+    """
+    foreseen = min(n_missing, n_foreseen(n_picked, work.n_experts))
+    read_s, ahead_s = drive.stream_s(n_missing, work), drive.stream_s(foreseen, work)
+    if n_missing:
+        read_s += drive.request_s
+    each_s = work_s / work.n_layers
+    others_s = (work.n_layers - 1) * layer_s(work, read_s, each_s, ahead_s)
+    return layer_s(work, read_s, each_s) + others_s
+
+
+def layer_s(work: Work, read_s: float, work_s: float, ahead_s: float = 0.0) -> float:
+    """Return a prompt layer's time from its reads' and its arithmetic's.
+
+    ahead_s  of its reads that may lie behind the arithmetic before its experts
+    """
     experts_s = work_s * work.expert_share
-    return work_s - experts_s + max(read_s, experts_s)
+    before_s = work_s - experts_s
+    return before_s + max(read_s - min(ahead_s, before_s), experts_s)
 
 
 def chunk_compute_s(

@@ -16,6 +16,7 @@ from compute.commands.plan.rates import (
     Hits,
     Measured,
     Work,
+    chunk_s,
     distinct_experts,
     first_token_s,
     layer_s,
@@ -89,6 +90,25 @@ def test_a_prompt_layer_waits_for_the_longer_of_reads_and_its_experts():
     assert layer_s(work, read_s=0.0, work_s=4.0) == 4.0
     assert layer_s(work, read_s=1.0, work_s=4.0) == 4.0
     assert layer_s(work, read_s=3.0, work_s=4.0) == 6.0
+    assert layer_s(work, read_s=3.0, work_s=4.0, ahead_s=1.0) == 5.0
+    assert layer_s(work, read_s=9.0, work_s=4.0, ahead_s=5.0) == 9.0
+    assert layer_s(work, read_s=2.0, work_s=4.0, ahead_s=2.0) == 4.0
+
+
+def test_a_chunk_that_picks_most_experts_reads_ahead_in_all_layers_but_the_first():
+    drive = Drive(1e15, 0.001, n_threads=8, request_s=0.0)
+    work = replace(FLASH, reads_per_expert=8)
+    before_s = 0.002 * (1 - work.expert_share)
+    work_s = 0.002 * work.n_layers
+    few, most = (chunk_s(work, drive, n_picked, 200, work_s) for n_picked in (287, 288))
+    assert few == pytest.approx(work.n_layers * (0.2 + before_s), rel=1e-4)
+    assert most == pytest.approx(work.n_layers * 0.2 + before_s, rel=1e-4)
+
+
+def test_a_request_counts_once_a_layer_that_misses():
+    drive = Drive(1e15, 0.0, request_s=0.5)
+    assert chunk_s(FLASH, drive, 384, 0, 0.0) == 0.0
+    assert chunk_s(FLASH, drive, 384, 10, 0.0) == pytest.approx(0.5 * FLASH.n_layers, rel=1e-3)
 
 
 def test_a_long_chunk_picks_nearly_every_expert():

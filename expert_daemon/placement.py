@@ -65,6 +65,15 @@ class Placement:
         victims = self._residents.victims(n_more, _Either(kept, guests)) if n_more > 0 else []
         return slots + self._slots_of(guests + victims)
 
+    def last_of(self, window: StreamWindow) -> int | None:
+        """The last key of a stream that is there, not named yet and may leave for the next one."""
+        room = self._book.room_of(window.unplaced[0])
+        for key in reversed(window.keys[window.n_answered :]):
+            is_there = key in self._book.slot_of
+            if is_there and not self.keeps(key, frozenset(), window.busy, room):
+                return key
+        return None
+
     def for_reader(self, window: Window, key: int) -> int | None:
         """A READY slot that a reader's key may take while a stream is open, or None."""
         kept = _Kept(self, window.kept, window.busy, self._book.room_of(key))

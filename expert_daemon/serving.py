@@ -198,17 +198,35 @@ class Serving:
         """Find slots for the next keys, as many as the window allows, then for those ahead."""
         if window.unplaced and window.room:
             n = min(window.room, len(window.unplaced))
-            slots = self._placement.for_stream(window, n, window.unplaced[0])
-            must_wait = window.held or self._flights.any_but(frozenset())
-            if not slots and not must_wait:
-                slots = self._placement.for_window(window, 1)
-            for key in window.unplaced[: len(slots)]:
-                self._residents.expect(key, Origin.STREAM)
-            self._begin_for(window, slots)
-            if not slots and not must_wait:
+            self._begin_guests(window, self._placement.for_stream(window, n, window.unplaced[0]))
+        if window.unplaced and self._is_stuck(window):
+            slots = self._placement.for_window(window, 1) or self._own_last(window)
+            self._begin_guests(window, slots)
+            if not slots:
                 self._refuse_unplaced(window)
         if not window.unplaced:
             self._look_ahead(window)
+
+    def _begin_guests(self, window: StreamWindow, slots: list[int]) -> None:
+        for key in window.unplaced[: len(slots)]:
+            self._residents.expect(key, Origin.STREAM)
+        self._begin_for(window, slots)
+
+    def _is_stuck(self, window: StreamWindow) -> bool:
+        """Whether the engine waits for an expert without a slot, and none comes free by itself.
+
+        What was read for later experts helps nothing then: they are consumed in their turn.
+        """
+        return window.lacks_next and not self._flights.any_but(window.kept)
+
+    def _own_last(self, window: StreamWindow) -> list[int]:
+        """The slot of the stream's last expert that is there, which is to be read again then."""
+        key = self._placement.last_of(window)
+        if key is None:
+            return []
+        window.displace(key)
+        self._counters.n_requested += 1
+        return [self._book.slot_of[key]]
 
     def _look_ahead(self, window: StreamWindow) -> None:
         """Read for the next layer what the window has room for."""

@@ -1,12 +1,13 @@
 """The write window of a Stream: a chunk's experts of one layer, in parts, consumed in order.
 
 Experts before `n_answered` have been named to the engine; those before `n_consumed` are no longer
-read by it. At most `limit` are read and not consumed, those read ahead for the next layer included.
+read by it. At most `limit` are read and not consumed, those read ahead for the next layer included,
+but for one that the engine waits for while all of them are later ones.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -44,6 +45,18 @@ class StreamWindow(Window):
     def room(self) -> int:
         """How many more reads may be begun."""
         return max(0, self.limit - len(self.held) - len(self.begun_ahead))
+
+    @property
+    def lacks_next(self) -> bool:
+        """Whether all that was named is consumed and the next expert has no slot."""
+        if self.n_consumed < self.n_answered or not self.unplaced:
+            return False
+        return self.unplaced[0] == self.keys[self.n_answered]
+
+    def displace(self, key: int) -> None:
+        """`key` was there and was not named: it leaves, and needs a slot in its turn."""
+        self.held.discard(key)
+        insort(self.unplaced, key)
 
     def begin(self, key: int) -> None:
         """`key` is being read for this stream."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from expert_daemon.outcome import Purpose, RequestRefused
 from tests.support.caches import Rig
@@ -277,3 +279,73 @@ def test_readers_are_served_while_a_stream_stays_open():
     rig.take()
     assert len(rig.due.fetches[0].leases) == 3
     rig.cache.check()
+
+
+def test_an_expert_that_was_not_foreseen_is_read_though_later_ones_fill_the_window():
+    rig = Rig(10)
+    first, *ahead = rig.stream(0, [0], window=5, ahead=[(1, expert) for expert in range(1, 5)])
+    assert [load.expert for load in ahead] == [1, 2, 3, 4]
+    rig.cache.finish(first)
+    assert rig.parts()[-1].final
+    rig.step -= 1  # the same step
+    (awaited,) = rig.stream(1, range(6), window=4)
+    assert (awaited.expert, awaited.purpose) == (0, Purpose.DEMAND)
+    for load in [*ahead, awaited]:
+        rig.cache.finish(load)
+    assert [named(part) for part in rig.parts()] == [[0, 1, 2, 3, 4]]
+    assert rig.due.loads == []
+
+
+def test_where_a_streams_own_experts_have_every_slot_the_last_of_them_leaves_for_the_next():
+    rig = Rig(4)
+    rig.get(0, [9, 10, 11, 12])
+    assert rig.run_stream(0, [3, 9, 10, 11, 12]) == 2
+    assert {(0, 12)} < rig.resident()  # read again, into whose slot it was
+    rig.cache.check()
+
+
+@given(st.data())
+def test_every_stream_ends_whatever_was_read_ahead_and_has_left(data: st.DataObject):
+    draw = data.draw
+    n_slots = draw(st.integers(3, 24))
+    rig = Rig(n_slots, n_layers=3, free_pool=draw(st.integers(0, n_slots // 3)))
+    some = st.sets(st.integers(0, 15), min_size=1).map(sorted)
+    loads = []
+    for _ in range(draw(st.integers(1, 5))):
+        if draw(st.booleans()):
+            few = draw(some)[: n_slots // 3]
+            rig.ask(draw(st.integers(0, 2)), few)
+            loads += rig.due.loads
+            while rig.cache.window_open:
+                rig.cache.finish(loads.pop(draw(st.integers(0, len(loads) - 1))))
+                loads += rig.take()
+            rig.parts()
+            if draw(st.booleans()):
+                rig.ack()
+        for layer in range(3):
+            finish_stream(rig, layer, loads, draw)
+
+
+def finish_stream(rig, layer, loads, draw):
+    """Serve a stream of some experts, some of the next layer's read ahead, reads in any order."""
+    some = st.sets(st.integers(0, 15), min_size=1).map(sorted)
+    experts = draw(some)
+    ahead = [(layer + 1, expert) for expert in draw(some)] if layer < 2 else []
+    loads += rig.stream(layer, experts, window=draw(st.integers(1, 6)), ahead=ahead)
+    seen: list[int] = []
+    while True:
+        parts = rig.parts()
+        loads += rig.due.loads
+        for part in parts:
+            assert part.errors == ()
+            seen += named(part)
+            if named(part):
+                rig.cache.consume(part.request, seen[-1])
+        if any(part.final for part in parts):
+            assert seen == experts
+            rig.cache.check()
+            return
+        loads += rig.take()
+        if not parts:
+            assert loads, f"layer {layer}: {experts} waits for nothing after {seen}"
+            rig.cache.finish(loads.pop(draw(st.integers(0, len(loads) - 1))))

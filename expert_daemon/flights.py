@@ -7,6 +7,7 @@ twin in another slot: the first of the two that is whole publishes, the other ne
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from .counters import CacheCounters
@@ -57,7 +58,7 @@ class Flights:
         flight = self._of_key.get(key)
         return None if flight is None else flight.load
 
-    def any_but(self, keys: frozenset[int]) -> bool:
+    def any_but(self, keys: AbstractSet[int]) -> bool:
         """Whether a read of a key outside `keys` may still publish."""
         return any(key not in keys for key in self._of_key)
 

@@ -23,6 +23,9 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 ask_for_one_order()  # a test's own product may come before the model's
 
+# Child processes start as installed programs do: a daemon compiles its modules for 0.3 s at 2 GHz.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A shared machine is slow at times; a test's own time limit stands beside this.
 settings.register_profile("headrace", deadline=None)
 settings.load_profile("headrace")

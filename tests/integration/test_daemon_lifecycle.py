@@ -83,12 +83,22 @@ def run_daemon(*arguments, environment=None):
 # starting
 
 
+def libraries_s():
+    """How long a process takes here that imports the daemon's libraries and does nothing."""
+    began = time.monotonic()
+    command = [sys.executable, "-c", "import msgpack, numpy, uvloop, zmq"]
+    subprocess.run(command, check=True, timeout=30)
+    return time.monotonic() - began
+
+
 @pytest.mark.timing
 def test_the_demo_daemon_is_ready_within_a_second(demo_dir, runtime_dir):
-    seconds = []
+    """On a slow processor in three times what its libraries take to be imported."""
+    seconds, bare = [], []
     daemon = DaemonProcess(demo_dir, runtime_dir)
     try:
         for _ in range(5):  # the machine may be busy with other things
+            bare.append(libraries_s())
             began = time.monotonic()
             daemon.start()
             seconds.append(time.monotonic() - began)
@@ -97,7 +107,7 @@ def test_the_demo_daemon_is_ready_within_a_second(demo_dir, runtime_dir):
             daemon.kill()
     finally:
         daemon.close()
-    assert min(seconds) < 1.0
+    assert min(seconds) < max(1.0, 3 * min(bare)), (seconds, bare)
 
 
 def test_the_daemon_imports_no_torch(runtime_dir, demo_dir):

@@ -256,6 +256,8 @@ class Serving:
             if window.ahead:
                 ahead, limit = window.ahead, window.limit
                 self.foresight.look_ahead(window.step, window.layer + 1, ahead, limit)
+        elif window.lacks_next:  # all that was named has failed: nobody will consume it
+            self._place_stream(window)
 
     def _feed_readers(self) -> None:
         """Begin the reads that readers wait for: into FREE slots, in a stream into others too."""

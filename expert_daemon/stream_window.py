@@ -85,6 +85,13 @@ class StreamWindow(Window):
             self.unconsumed.discard(key)
             self.held.discard(key)
         self.n_consumed = max(self.n_consumed, n)
+        self._pass_over_failed()
+
+    def _pass_over_failed(self) -> None:
+        """What was named as failed has no slot: it need not be consumed."""
+        while self.n_consumed < self.n_answered and self.keys[self.n_consumed] in self.faults:
+            self.unconsumed.discard(self.keys[self.n_consumed])
+            self.n_consumed += 1
 
     def n_due(self, slot_of: dict[int, int]) -> int:
         """Up to where an answer is due now: `n_answered` where none is."""
@@ -106,6 +113,7 @@ class StreamWindow(Window):
             else:
                 slots[place] = slot_of[key]
         self.n_answered = n
+        self._pass_over_failed()
         self.sent_version = table.to_version
         return WindowAnswer(
             request=self.request,

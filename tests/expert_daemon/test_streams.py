@@ -172,6 +172,15 @@ def test_an_expert_that_cannot_be_read_is_named_in_its_part_and_the_others_come(
     assert [expert for part in parts for expert in named(part)] == [2, 3]
 
 
+def test_the_next_of_experts_that_cannot_be_read_is_begun_though_nothing_is_consumed():
+    rig = Rig(4)
+    rig.get(1, [1, 2, 3, 4])
+    (load,) = rig.stream(0, [0, 1], window=1)
+    rig.cache.fail(load, "EIO", "bad")
+    (next_load,) = rig.take()
+    assert next_load.expert == 1
+
+
 def test_cancel_ends_a_stream_with_every_change_since_it_began():
     rig = Rig(12)
     rig.get(1, [0])

@@ -588,8 +588,9 @@ class World:
     # the end
 
     def lose_window(self) -> None:
-        """An engine that waits for a stream which it has consumed gives it up."""
-        if self.device is not None and self.device.state == "stream" and not self.to_daemon:
+        """An engine gives a stream up that the daemon refused; one that is open ends by itself."""
+        is_refused = not (self.cache.window_open or self.to_daemon or self.to_engine)
+        if is_refused and self.device is not None and self.device.state == "stream":
             self.cancel()
 
     def run_out(self) -> None:

@@ -62,7 +62,7 @@ test: lint
 	TRITON_INTERPRET=1 $(bin)/pytest $(spread) -m interpreter tests/kernels
 
 accept: setup
-	$(bin)/pytest -m accept --timeout 3600 $(ARGS)
+	$(bin)/pytest -m 'accept and not gpu' --timeout 3600 $(ARGS)
 
 sanitize: setup
 	$(bin)/python tests/support/sanitize.py $(ARGS)

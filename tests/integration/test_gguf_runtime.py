@@ -39,7 +39,7 @@ ROWS = {1: "Q2_K", 4: "Q8_0"}  # of 84 and of 272 bytes
 PROMPT = [3, 17, 40, 5]
 MODELS = [
     pytest.param("cpu", False, 2, id="cpu"),
-    pytest.param("cpu", True, 2, id="cpu-stored"),
+    pytest.param("cpu", True, 2, id="cpu-stored", marks=pytest.mark.accept),
     pytest.param("cuda", True, 40, id="cuda", marks=pytest.mark.gpu),
 ]
 Open = Callable[[int], contextlib.AbstractContextManager[DeviceExperts]]

@@ -27,7 +27,7 @@ TOP_K = 2
 STOPS = [3]  # steps
 
 
-@pytest.mark.parametrize("with_arena", [True, False])
+@pytest.mark.parametrize("with_arena", [True, pytest.param(False, marks=pytest.mark.accept)])
 def test_a_daemon_that_dies_while_it_owes_rows_changes_no_token(
     tmp_path: Path, *, with_arena: bool
 ) -> None:

@@ -141,7 +141,7 @@ def _is_quiet(served: Serving) -> bool:
 
 @pytest.mark.parametrize(
     ("n_requests", "n_kills"),
-    [(140, 1), pytest.param(2000, 10, marks=[pytest.mark.accept, pytest.mark.timeout(1200)])],
+    [(60, 1), pytest.param(2000, 10, marks=[pytest.mark.accept, pytest.mark.timeout(1200)])],
 )
 def test_requests_of_every_kind_end_in_an_answer_and_leave_nothing_behind(
     served: Serving, n_requests: int, n_kills: int

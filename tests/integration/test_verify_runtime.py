@@ -39,7 +39,7 @@ def test_the_command_prints_a_line_a_way(capsys: pytest.CaptureFixture[str]) -> 
     assert last == "16 ways, none different"
 
 
-@pytest.mark.slow
+@pytest.mark.accept
 def test_a_difference_ends_with_status_1_and_its_place(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

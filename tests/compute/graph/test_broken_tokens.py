@@ -30,6 +30,7 @@ from tests.support.decode_rig import (
     wanted,
 )
 from tests.support.fake_checkpoint import write_fake_checkpoint
+from tests.support.in_turn import in_turn
 from tests.support.mortal_daemon import MortalDaemon
 
 PROMPT = [3, 911, 17, 2045, 88]
@@ -94,7 +95,11 @@ def check_loss(
 @pytest.mark.parametrize(
     ("settings", "found_in", "new_arena"),
     [
-        *((WHOLE, found_in, new) for found_in in FOUND_IN for new in (False, True)),
+        *((WHOLE, found_in, place % 2 == 0) for place, found_in in enumerate(FOUND_IN)),
+        *(
+            pytest.param(WHOLE, found_in, place % 2 == 1, marks=pytest.mark.accept)
+            for place, found_in in enumerate(FOUND_IN)
+        ),
         ({"boundaries": "source-layers"}, "touch", False),
         (WHOLE | {"mode": "oracle", "checks": True}, "take_rows", True),
         (WHOLE | {"mode": "oracle", "checks": True}, "touch", False),
@@ -109,9 +114,7 @@ def test_nothing_reads_the_arena_between_a_loss_and_the_whole_table(
     check_loss(made, daemon, wanted("cpu", (*PROMPT,), 6), ids, found_in)
 
 
-@pytest.mark.parametrize("found_in", ["miss", "answer"])
-@pytest.mark.parametrize("mode", ["segment", "layer", "oracle"])
-@pytest.mark.parametrize("new_arena", [False, True])
+@in_turn(mode=["segment", "layer", "oracle"], found_in=["miss", "answer"], new_arena=[False, True])
 def test_a_request_that_was_not_answered_is_asked_of_the_next_daemon(
     mode: str, found_in: str, new_arena: bool
 ) -> None:
@@ -205,16 +208,15 @@ def no_expert(made: Rig) -> None:
     made.experts._fetch = fails  # type: ignore[assignment, method-assign]
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
+@in_turn(
+    spoil=[
         failing(ShardError("row 7: EIO"), 0),
         failing(ShardError("row 7: EIO"), 1),
         failing(RequestCancelled(), 0),
         no_expert,
     ],
+    boundaries=["whole", "source-layers"],
 )
-@pytest.mark.parametrize("boundaries", ["whole", "source-layers"])
 def test_a_token_that_broke_can_be_taken_again(
     spoil: Callable[[Rig], None], boundaries: str
 ) -> None:

@@ -13,6 +13,7 @@ from kernels.reference.route_select import route_select
 from kernels.reference.router_logits import router_logits
 from protocol.files.guess_format import NO_EXPERT, GuessShape, decode_blocks, decode_header
 from tests.support.decode_rig import Rig, demo, make_rig, wanted
+from tests.support.in_turn import in_turn
 
 PROMPT = [3, 911, 17, 2045]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -28,11 +29,11 @@ def greedy(made: Rig, n: int, token: int = 42) -> list[int]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("mode", ["eager", "layer", "segment", "oracle"])
-@pytest.mark.parametrize(("lookahead", "n_slots"), [(3, 60), (8, 256)])
+@in_turn(mode=["eager", "layer", "segment", "oracle"], sizes=[(3, 60), (8, 256)])
 def test_no_byte_of_a_step_depends_on_it(
-    device: str, mode: str, lookahead: int, n_slots: int, tmp_path: Path
+    device: str, mode: str, sizes: tuple[int, int], tmp_path: Path
 ) -> None:
+    lookahead, n_slots = sizes
     plain = wanted(device, (*PROMPT,), 5)
     made = make_rig(
         device,

@@ -11,6 +11,7 @@ import torch
 
 from protocol.errors import ShardError
 from tests.support.decode_rig import Rig, make_rig, wanted
+from tests.support.in_turn import in_turn
 
 PROMPT = [3, 911, 17, 2045]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -23,11 +24,11 @@ def greedy(made: Rig, n: int, token: int = 42) -> list[int]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("mode", ["eager", "layer", "segment", "oracle"])
-@pytest.mark.parametrize(("n_slots", "n_device"), [(256, 0), (60, 20)])
+@in_turn(mode=["eager", "layer", "segment", "oracle"], tiers=[(256, 0), (60, 20)])
 def test_every_layer_is_compared_and_no_byte_changes(
-    device: str, mode: str, n_slots: int, n_device: int
+    device: str, mode: str, tiers: tuple[int, int]
 ) -> None:
+    n_slots, n_device = tiers
     plain = wanted(device, (*PROMPT,), 6)
     made = make_rig(device, mode=mode, n_slots=n_slots, n_device=n_device, checks=True)
     assert greedy(made, 6) == plain.ids

@@ -13,6 +13,7 @@ import torch
 from compute.graph.hashes import Tracer
 from compute.model.sequence import Sequence
 from tests.support.decode_rig import CONTEXT, Rig, demo, demo_model, make_rig, wanted
+from tests.support.in_turn import in_turn
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PROMPT = [3, 911, 17, 2045, 88, 640, 1201, 5, 77, 3001, 12]
@@ -72,8 +73,7 @@ def test_a_step_gives_the_logits_of_the_models_forward(device: str, precision: s
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("mode", ["layer", "segment", "oracle"])
-@pytest.mark.parametrize("boundaries", ["auto", "whole", "source-layers"])
+@in_turn(mode=["layer", "segment", "oracle"], boundaries=["auto", "whole", "source-layers"])
 def test_every_mode_leaves_the_bytes_of_the_eager_one(
     device: str, mode: str, boundaries: str
 ) -> None:

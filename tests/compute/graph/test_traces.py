@@ -10,6 +10,7 @@ import torch
 from compute.graph.hashes import Tracer
 from compute.graph.timings import PARTS, StepTimer
 from tests.support.decode_rig import Rig, make_rig
+from tests.support.in_turn import in_turn
 
 PROMPT = [3, 911, 17, 2045]
 LINE = re.compile(
@@ -37,8 +38,7 @@ def hashes_of(lines: list[str]) -> dict[tuple[int, int], tuple[str, str]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("boundaries", ["auto", "whole", "source-layers"])
-@pytest.mark.parametrize("n_slots", [256, 60])
+@in_turn(boundaries=["auto", "whole", "source-layers"], n_slots=[256, 60])
 def test_a_segments_line_is_the_eager_line_of_its_last_layer(
     device: str, boundaries: str, n_slots: int
 ) -> None:

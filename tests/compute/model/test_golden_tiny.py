@@ -56,7 +56,13 @@ def jumping(
     raise AssertionError(f"no turned {kind} moves a logit by 0.01")
 
 
-@pytest.mark.parametrize("kind", ["input", "window", "index key", "latent"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("input", "latent"),
+        *(pytest.param(kind, marks=pytest.mark.accept) for kind in ("window", "index key")),
+    ],
+)
 def test_a_tie_that_fell_the_other_way_is_named_and_accepted(copy_of_tiny, capsys, kind):
     writer = GoldenWriter(copy_of_tiny, read_ids(copy_of_tiny))
     base, noted = writer.write_round(frozenset())
@@ -95,6 +101,7 @@ def test_one_wrong_pick_of_the_unrounded_oracle_is_refused(copy_of_tiny, capsys)
     assert "router picks: DIFFERENT" in capsys.readouterr().out
 
 
+@pytest.mark.accept
 def test_another_size_of_folder_is_compared_alike(tmp_path, capsys):
     write_fake_checkpoint(tmp_path, seed=5, n_layers=11, n_experts=16, top_k=4, hidden_size=96)
     ids = torch.randint(0, 64, (31,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -1,6 +1,8 @@
 """An expert daemon in a process of its own, each of whose reads of expert bytes takes so long.
 
-    python tests/support/slow_daemon.py SECONDS FLAGS...
+    python tests/support/slow_daemon.py SECONDS SEED FLAGS...
+
+With a SEED above 0 each takes a random part of that, most of them a small one.
 
 In the test's own process its readers would share an interpreter lock with compute, which no drive
 does: eight that wake at once then come one after the other.
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +23,9 @@ from tests.support.faulty_source import Faults, FaultySource
 from tests.support.running_daemon import DaemonProcess
 
 
-def slow_experts(model: Path, seconds: float) -> Faults:
+def slow_experts(model: Path, seconds: float, seed: int) -> Faults:
     """Each read of expert bytes takes so long; rows are read as ever."""
+    dice = random.Random(seed)
     checkpoint = open_checkpoint(model)
     numbers = {shard: number for number, shard in enumerate(checkpoint.shards)}
     rows = [
@@ -32,18 +36,19 @@ def slow_experts(model: Path, seconds: float) -> Faults:
 
     def late(shard: int, offset: int, n_bytes: int) -> float:
         is_row = any(s == shard and b <= offset < e for s, b, e in rows)
-        return 0.0 if is_row else seconds
+        part = dice.random() ** 3 if seed else 1.0
+        return 0.0 if is_row else seconds * part
 
     return Faults(late=late)
 
 
 @contextlib.contextmanager
 def slow_daemon(
-    model: Path | str, runtime_dir: Path, seconds: float, *flags: str
+    model: Path | str, runtime_dir: Path, seconds: float, *flags: str, seed: int = 0
 ) -> Iterator[DaemonProcess]:
     """A started one over a model, gone at the end."""
-    runtime_dir.mkdir(mode=0o700)
-    program = (__file__, str(seconds))
+    runtime_dir.mkdir(mode=0o700, exist_ok=True)
+    program = (__file__, str(seconds), str(seed))
     daemon = DaemonProcess(model, runtime_dir, *flags, program=program)
     try:
         daemon.start()
@@ -53,6 +58,7 @@ def slow_daemon(
 
 
 if __name__ == "__main__":
-    slow = slow_experts(resolve_model(sys.argv[sys.argv.index("--model") + 1]), float(sys.argv[1]))
-    status = main(sys.argv[2:], wrap_source=lambda source: FaultySource(source, slow))
+    shards = resolve_model(sys.argv[sys.argv.index("--model") + 1])
+    slow = slow_experts(shards, float(sys.argv[1]), int(sys.argv[2]))
+    status = main(sys.argv[3:], wrap_source=lambda source: FaultySource(source, slow))
     os._exit(status)

@@ -199,10 +199,10 @@ class Serving:
         if window.unplaced and window.room:
             n = min(window.room, len(window.unplaced))
             self._begin_guests(window, self._placement.for_stream(window, n, window.unplaced[0]))
-        if window.unplaced and self._is_stuck(window):
+        if window.lacks_next:  # nothing comes free by itself, but by reads for somebody else
             slots = self._placement.for_window(window, 1) or self._own_last(window)
             self._begin_guests(window, slots)
-            if not slots:
+            if not slots and not self._flights.any_but(window.kept):
                 self._refuse_unplaced(window)
         if not window.unplaced:
             self._look_ahead(window)
@@ -211,13 +211,6 @@ class Serving:
         for key in window.unplaced[: len(slots)]:
             self._residents.expect(key, Origin.STREAM)
         self._begin_for(window, slots)
-
-    def _is_stuck(self, window: StreamWindow) -> bool:
-        """Whether the engine waits for an expert without a slot, and none comes free by itself.
-
-        What was read for later experts helps nothing then: they are consumed in their turn.
-        """
-        return window.lacks_next and not self._flights.any_but(window.kept)
 
     def _own_last(self, window: StreamWindow) -> list[int]:
         """The slot of the stream's last expert that is there, which is to be read again then."""

@@ -48,7 +48,10 @@ class StreamWindow(Window):
 
     @property
     def lacks_next(self) -> bool:
-        """Whether all that was named is consumed and the next expert has no slot."""
+        """Whether all that was named is consumed and the next expert has no slot.
+
+        What was read for later experts helps nothing then: they are consumed in their turn.
+        """
         if self.n_consumed < self.n_answered or not self.unplaced:
             return False
         return self.unplaced[0] == self.keys[self.n_answered]

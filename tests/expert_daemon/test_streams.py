@@ -313,6 +313,28 @@ def test_where_a_streams_own_experts_have_every_slot_the_last_of_them_leaves_for
     rig.cache.check()
 
 
+def test_a_stream_whose_engine_waits_does_not_wait_for_reads_for_readers():
+    rig = Rig(3)
+    rig.get(1, [0])
+    rig.cache.fetch(7, 1, [(1, 8), (1, 9)])
+    assert len(rig.take()) == 2
+    (load,) = rig.stream(0, [0], window=1)
+    assert load.expert == 0
+
+
+def test_a_stream_fails_only_when_no_read_for_a_reader_may_free_a_slot():
+    rig = Rig(2)
+    rig.cache.fetch(7, 1, [(1, 0), (1, 1)])
+    first, second = rig.take()
+    assert rig.stream(0, [1]) == []
+    assert rig.parts() == []
+    rig.cache.finish(first)
+    assert rig.parts() == []
+    rig.cache.fail(second, "EIO", "bad")
+    (load,) = rig.take()
+    assert load.expert == 1
+
+
 @given(st.data())
 def test_every_stream_ends_whatever_was_read_ahead_and_has_left(data: st.DataObject):
     draw = data.draw

@@ -167,11 +167,12 @@ class MissClient(ArenaLink):
         """
         welcome = self.client.welcome
         n_keys = welcome.n_layers * welcome.n_experts
-        if layer >= welcome.n_layers or welcome.n_slots >= n_keys:
+        n = n_foreseen(n_picked, welcome.n_experts)
+        if layer >= welcome.n_layers or not n or welcome.n_slots >= n_keys:
             return []
         row = self._table.slots[layer]
         absent = [(layer, expert) for expert, slot in enumerate(row) if slot < 0]
-        return absent[: n_foreseen(n_picked, welcome.n_experts)]
+        return absent[:n]
 
     def _present(self, layer: int, group: Sequence[int]) -> list[int]:
         """Slots of `group`, after a write window where one of them was absent."""

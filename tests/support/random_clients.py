@@ -49,6 +49,11 @@ class Life:
         """Whether everybody is to stop."""
         return bool(self.wrong) or time.monotonic() > self._ends
 
+    def keys(self, dice: random.Random, n: int) -> list[tuple[int, int]]:
+        """So many keys of the model, some perhaps twice."""
+        n_layers, n_experts = self.config.n_layers, self.config.n_experts
+        return [(dice.randrange(n_layers), dice.randrange(n_experts)) for _ in range(n)]
+
     @contextmanager
     def timed(self, what: str):
         """Count something and how long it takes."""
@@ -137,7 +142,7 @@ class RandomEngine:
 
     def _take(self, layer: int, experts: Sequence[int], answer: m.SlotChanges) -> list[int]:
         self._client.applied = max(self._client.applied, answer.to_version)
-        self._life.wrong += [f"{fault}" for fault in answer.errors]
+        self._life.wrong += [str(fault) for fault in answer.errors]
         named = [(e, slot) for e, slot in zip(experts, answer.slots, strict=True) if slot >= 0]
         for expert, slot in named:
             self._life.compare(self._client, layer, expert, slot)
@@ -166,12 +171,11 @@ class RandomReader:
 
     def live(self) -> None:
         life, dice = self._life, self._dice
-        n_layers, n_experts = life.config.n_layers, life.config.n_experts
         with ExpertClient(life.runtime_dir) as client:
             while not life.is_over:
-                keys = [(dice.randrange(n_layers), dice.randrange(n_experts)) for _ in range(3)]
+                keys = list(dict.fromkeys(life.keys(dice, 3)))
                 with life.timed("fetch"):
-                    leases = client.fetch(list(dict.fromkeys(keys)), wait_ms=15_000)
+                    leases = client.fetch(keys, wait_ms=15_000)
                 for lease in leases:
                     life.compare(client, lease.layer, lease.expert, lease.slot)
                 time.sleep(dice.random() * 0.02)
@@ -190,14 +194,12 @@ class RandomOwner:
 
     def live(self) -> None:
         life, dice = self._life, self._dice
-        n_layers, n_experts = life.config.n_layers, life.config.n_experts
         with ExpertClient(life.runtime_dir) as client:
             while not life.is_over:
                 time.sleep(dice.random())
                 client.resize(dice.randint(*life.sizes))  # at the engine's next step
                 life.counts["resize"] = life.counts.get("resize", 0) + 1
-                keys = [(dice.randrange(n_layers), dice.randrange(n_experts)) for _ in range(30)]
-                client.warm(keys)
+                client.warm(life.keys(dice, 30))
 
 
 def live(life: Life) -> None:
